@@ -1,0 +1,17 @@
+"""Optimizers for PyTorch without the square root."""
+
+from rootfree.adagrad import RFAdagrad
+from rootfree.adamw import RFAdamW
+from rootfree.batch_size import track_batch_size
+from rootfree.optimizer import RootFreeOptimizer
+from rootfree.rmsprop import RFRMSprop
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "RFAdagrad",
+    "RFAdamW",
+    "RFRMSprop",
+    "RootFreeOptimizer",
+    "track_batch_size",
+]

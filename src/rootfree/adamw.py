@@ -1,0 +1,90 @@
+"""RF-AdamW: AdamW without the square root."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from rootfree.diagonal import diagonal_state, in_working_dtype, working_dtype
+from rootfree.optimizer import Group, RootFreeOptimizer
+from rootfree.options import BASIC_OPTIONS
+from rootfree.rounding import widened
+from rootfree.rules.diagonal import (
+    accumulate_squares_,
+    average_,
+    decoupled_decay_,
+    preconditioned_descent_,
+)
+
+_OPTIONS = ("lr", "batch_size", "betas", "damping", "weight_decay", "state_dtype")
+
+
+class RFAdamW(RootFreeOptimizer):
+    r"""RF-AdamW: moving averages of the gradient and of its square, no root, decoupled decay.
+
+    .. code-block:: text
+
+        m <- b₁ m + (1 - b₁) g
+        v <- b₂ v + (1 - b₂) g²
+        p <- p - β₁κ p - β₁ m/(B v + λ)   v starts at 1/B, m at 0; no bias correction
+
+    The state keeps s = B·v, which starts at 1 whatever B is; with a B that changes from step to
+    step every squared gradient is scaled by the B it was averaged over.
+
+    Args:
+        params: parameters, named parameters or groups, as for every torch optimizer.
+        lr: β₁, step size of the parameters (a number or a one-element tensor).
+        batch_size: B, the number of averaged loss terms, as in :class:`rootfree.RFRMSprop`.
+        betas: (b₁, b₂), how much of the averages of the gradient and of its square is kept.
+        damping: λ, added to the curvature.
+        weight_decay: κ, decoupled: multiplied by the step size and the parameter only.
+        state_dtype: dtype of s and m, as in :class:`rootfree.RFRMSprop`.
+
+    DEFAULTS_NOTE
+
+    Example:
+        >>> import torch, rootfree
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = rootfree.RFAdamW(model.parameters(), lr=1e-2, batch_size=32)
+        >>> x, y = torch.randn(32, 4), torch.randn(32, 1)
+        >>> torch.nn.functional.mse_loss(model(x), y).backward()
+        >>> optimizer.step()
+    """
+
+    options = {name: BASIC_OPTIONS[name] for name in _OPTIONS}
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,  # β₁
+        *,
+        batch_size: int | None = None,  # B
+        betas: tuple[float, float] = (0.9, 0.99),
+        damping: float = 1e-4,  # λ
+        weight_decay: float = 0.0,  # κ
+        state_dtype: torch.dtype | None = None,
+    ) -> None:
+        defaults = {name: value for name, value in locals().items() if name in _OPTIONS}
+        super().__init__(params, defaults)
+
+    def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
+        return diagonal_state(p, dtype=group["state_dtype"], momentum=True, salt=len(self.state))
+
+    def _update(self, group: Group, ps: Any, gs: Any, state: Any) -> None:
+        gs, dtype, counters = in_working_dtype(ps, gs), working_dtype(ps[0]), state.get("rounding")
+        b1, b2 = group["betas"]
+        with widened(state["momentum"], dtype, counters) as ms:
+            # m <- b₁ m + (1 - b₁) g
+            average_(ms, gs, alpha=b1)
+        with widened(state["preconditioner"], dtype, counters) as ss:
+            # s <- b₂ s + (1 - b₂) B g²   (s = B v)
+            accumulate_squares_(ss, gs, beta2=1 - b2, B=group["batch_size"], gamma=1.0)
+        # p <- (1 - β₁κ) p - β₁ m/(s + λ)
+        decoupled_decay_(ps, lr=group["lr"], kappa=group["weight_decay"])
+        preconditioned_descent_(ps, ms, ss, lr=group["lr"], lam=group["damping"])
+
+    def _describe(self, p: Tensor, group: Group) -> str:
+        return "diagonal"

@@ -1,0 +1,282 @@
+"""The shell that every optimizer of the library shares: groups, validation, state, the step.
+
+A method adds three things: the options it takes, the state of one parameter, and the update of a
+list of parameters. Everything a training loop touches (schedulers, scalers, hooks, checkpoints)
+lives here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, ClassVar, cast, overload
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from rootfree.checkpoint import StateMismatchError, match_state_dict
+from rootfree.options import Check, positive_integer
+
+Group = dict[str, Any]
+
+_BATCH_SIZE_MISSING = (
+    "batch_size is not set. It is the number of loss terms that the loss averages: images of a "
+    "classification batch, tokens of a language model, over all micro-batches and ranks; 1 for a "
+    "summed loss. Give batch_size=..., set optimizer.batch_size before step(), or count it with "
+    "rootfree.track_batch_size(model, optimizer)."
+)
+
+
+class RootFreeOptimizer(Optimizer):
+    """Base of the optimizers: subclasses define `options`, `_init_state` and `_update`.
+
+    State is made when parameters are added, not at the first step, and is flat: `state[p]` maps
+    strings to tensors, groups hold plain values. That is what lets `torch.load` with its safe
+    default, distributed checkpoints and sharded training take it as it is.
+    """
+
+    #: option name -> check; the keys are exactly the hyper-parameters of the method
+    options: ClassVar[Mapping[str, Check]] = {}
+
+    #: set by `rootfree.track_batch_size`: asked for B after the closure, told when B starts anew
+    _batch_counter: Any = None
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        # The method's name travels in the checkpoint, so that another method's is refused.
+        super().__init__(params, {**defaults, "method": type(self).__name__})
+
+    # -- what a method defines ---------------------------------------------------------------
+
+    def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
+        """The state of parameter `p`: flat, tensors only."""
+        raise NotImplementedError
+
+    def _update(
+        self, group: Group, ps: list[Tensor], gs: list[Tensor], state: dict[str, list[Tensor]]
+    ) -> None:
+        """Update parameters of one device and dtype, given their gradients and state."""
+        raise NotImplementedError
+
+    def _describe(self, p: Tensor, group: Group) -> str:
+        """What preconditioner `p` got, for `summary()`."""
+        raise NotImplementedError
+
+    # -- groups ------------------------------------------------------------------------------
+
+    @_disable_dynamo
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with their own options; a bad group changes nothing."""
+        group = self._checked_group(param_group)
+        super().add_param_group(group)
+        for p in self.param_groups[-1]["params"]:
+            self.state[p] = self._init_state(p, group)
+
+    def _checked_group(self, param_group: dict[str, Any]) -> Group:
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
+        group = {**self.defaults, **param_group}
+        group["params"] = _as_list(param_group["params"])
+        self._check_parameters(group["params"])
+        self._check_option_names(param_group)
+        return {**group, **self._checked_options(group)}
+
+    def _checked_options(self, group: Group) -> dict[str, Any]:
+        return {name: check(name, group[name]) for name, check in self.options.items()}
+
+    def _check_option_names(self, given: Iterable[str]) -> None:
+        # Keys that are not ours are allowed (schedulers and users keep theirs in groups), but not
+        # a misspelt option, which would be silently ignored.
+        for key in given:
+            if key in self.options or key in ("params", "param_names", "method"):
+                continue
+            close = get_close_matches(key, self.options, n=1, cutoff=0.85)
+            if close:
+                raise ValueError(
+                    f"{type(self).__name__} has no option {key!r}; did you mean {close[0]!r}?"
+                )
+
+    def _check_parameters(self, params: list[Any]) -> None:
+        known = {id(p) for group in self.param_groups for p in group["params"]}
+        for i, entry in enumerate(params):
+            name, p = entry if isinstance(entry, tuple) else (i, entry)
+            if not isinstance(p, Tensor):
+                raise TypeError(f"parameter {name} must be a Tensor, got {type(p).__name__}")
+            what = f"parameter {name} of shape {tuple(p.shape)}"
+            if not p.is_floating_point():
+                raise TypeError(f"{what} must have a real floating-point dtype, got {p.dtype}")
+            if id(p) in known:
+                raise ValueError(f"{what} is given twice; every parameter may be given once")
+            known.add(id(p))
+
+    @property
+    def batch_size(self) -> int | None:
+        """B, the number of averaged loss terms; setting it sets it in every group."""
+        values = {group["batch_size"] for group in self.param_groups}
+        if len(values) != 1:
+            raise ValueError(
+                f"the groups have different values of batch_size, {sorted(values, key=str)}: "
+                "read it from param_groups"
+            )
+        (value,) = values
+        return cast("int | None", value)
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        checked = positive_integer("batch_size", value)
+        for group in self.param_groups:
+            group["batch_size"] = checked
+
+    # -- the step ----------------------------------------------------------------------------
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of every parameter that has a gradient.
+
+        All gradients are looked at before the first parameter is changed, so that an error leaves
+        parameters and state as they were.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._batch_counter is not None:
+            self._count_batch()
+        work = [(group, bucket) for group in self.param_groups for bucket in _buckets(group)]
+        for group, ps in work:
+            if group["batch_size"] is None:
+                raise RuntimeError(_BATCH_SIZE_MISSING)
+            for p in ps:
+                _check_gradient(p)
+        for group, ps in work:
+            states = [self.state[p] for p in ps]
+            if next(iter(states[0].values())).device != ps[0].device:
+                self._follow_device(ps)
+            gathered = {key: [state[key] for state in states] for key in states[0]}
+            self._update(group, ps, [p.grad for p in ps if p.grad is not None], gathered)
+        return loss
+
+    def _follow_device(self, ps: list[Tensor]) -> None:
+        """The model was moved after the optimizer was made: its state goes along."""
+        for p in ps:
+            self.state[p].update({key: t.to(p.device) for key, t in self.state[p].items()})
+
+    @_disable_dynamo
+    def _count_batch(self) -> None:
+        if any(p.grad is not None for group in self.param_groups for p in group["params"]):
+            self.batch_size = self._batch_counter.take()
+
+    @_disable_dynamo
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients (and, where the batch size is counted, what was counted)."""
+        super().zero_grad(set_to_none)
+        if self._batch_counter is not None:
+            self._batch_counter.reset()
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    @_disable_dynamo
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy a checkpoint in; each state tensor keeps its own dtype, device and storage.
+
+        As in torch.optim the checkpoint's hyper-parameters win. A checkpoint that does not fit
+        (another method, other shapes) is refused before anything is changed.
+        """
+        state_dict = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = pre_hook(self, state_dict)
+            if replaced is not None:
+                state_dict = replaced
+        pairs = match_state_dict(self.param_groups, state_dict, method=type(self).__name__)
+        plan = []
+        for group, saved_group, saved_states in pairs:
+            values = {**group, **saved_group}
+            values.update(self._checked_options(values))
+            for p, saved in zip(group["params"], saved_states, strict=True):
+                if saved is not None:
+                    plan.append((p, self._fitting_state(p, values, saved), saved))
+        for p, mine, saved in plan:
+            for key, tensor in mine.items():
+                tensor.copy_(saved[key])
+            self.state[p] = mine
+        for group, saved_group, _ in pairs:
+            lr = group["lr"]
+            group.update(saved_group)
+            if isinstance(lr, Tensor):  # captured graphs and schedulers hold this very tensor
+                group["lr"] = lr.copy_(torch.as_tensor(saved_group["lr"]))
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def _fitting_state(self, p: Tensor, values: Group, saved: Mapping[str, Tensor]) -> Any:
+        """State tensors of p that `saved` can be copied into: the ones in use where they fit."""
+        if _shapes(self.state[p]) == _shapes(saved):
+            return self.state[p]
+        mine = self._init_state(p, values)  # the checkpoint's options may differ from ours
+        if _shapes(mine) == _shapes(saved):
+            return mine
+        raise StateMismatchError(
+            f"the checkpoint's state {_shapes(saved)} does not fit a parameter of shape "
+            f"{tuple(p.shape)}, which needs {_shapes(mine)}"
+        )
+
+    # -- what a person sees ------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """A table: parameter, shape, preconditioner, bytes of state."""
+        rows = [("parameter", "shape", "preconditioner", "state bytes")]
+        total = elements = 0
+        index = 0
+        for group in self.param_groups:
+            names = group.get("param_names") or range(index, index + len(group["params"]))
+            index += len(group["params"])
+            for name, p in zip(names, group["params"], strict=True):
+                size = sum(t.numel() * t.element_size() for t in self.state[p].values())
+                shape = "x".join(map(str, p.shape)) or "scalar"
+                rows.append((str(name), shape, self._describe(p, group), f"{size:,}"))
+                total, elements = total + size, elements + p.numel()
+        per_parameter = total / max(elements, 1)
+        rows.append(("total", f"{elements:,}", f"{per_parameter:.2f} bytes each", f"{total:,}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        return "\n".join(
+            f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}"
+            for a, b, c, d in rows
+        )
+
+
+def _as_list(params: Any) -> list[Any]:
+    if isinstance(params, Tensor):
+        return [params]
+    if isinstance(params, set):
+        raise TypeError("params must have an order (a list, a generator), got a set")
+    return list(params)
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(tensor.shape) for key, tensor in state.items()}
+
+
+def _buckets(group: Group) -> list[list[Tensor]]:
+    """The group's parameters that have a gradient, by device and dtype."""
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for p in group["params"]:
+        if p.grad is not None:
+            by_kind.setdefault((p.device, p.dtype), []).append(p)
+    return list(by_kind.values())
+
+
+def _check_gradient(p: Tensor) -> None:
+    g = p.grad
+    if g is not None and (g.layout != torch.strided or g.is_complex()):
+        kind = "complex" if g.is_complex() else str(g.layout).removeprefix("torch.")
+        raise RuntimeError(
+            f"the gradient of a parameter of shape {tuple(p.shape)} is {kind}; "
+            "only dense real gradients are supported (use sparse=False in embeddings)"
+        )

@@ -1,0 +1,61 @@
+"""Writing wide results into narrow state without losing small updates.
+
+A bfloat16 number has eight significant bits: an update below 1/512 of the value is lost when it is
+rounded to nearest, every time, so a moving average with a small step never moves. Rounding up or
+down at random, with probabilities that make the mean right, keeps it.
+
+The noise is a hash of (element, counter), not a draw from a random generator: a resumed run
+continues bit for bit with nothing but the counter in its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+# Odd 32-bit constants of the usual integer mixers, as signed numbers.
+_GOLDEN = 0x9E3779B1 - 2**32
+_MIX = 0x85EBCA6B - 2**32
+
+
+def hash_noise(like: Tensor, counter: Tensor) -> Tensor:
+    """Uniform integers in [0, 2¹⁶) shaped like `like`, a function of position and counter."""
+    x = torch.arange(like.numel(), device=like.device).view(like.shape) * _GOLDEN + counter * _MIX
+    # 64 bits down to 32 in the open: left in int32, the compiler's CPU code got vector tails wrong.
+    x = (x & 0xFFFFFFFF).to(torch.int32)
+    # Two rounds of multiply and shift: neighbours and successive counters become unrelated.
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _MIX
+    x = (x ^ ((x >> 13) & 0x7FFFF)) * _GOLDEN
+    return (x >> 16) & 0xFFFF
+
+
+def stochastic_round_(narrow: Tensor, wide: Tensor, counter: Tensor) -> None:
+    """narrow (bf16) <- wide (fp32), up or down at random so that the expectation is `wide`."""
+    # Adding 16 random bits below the kept 16 carries with the probability of the dropped fraction.
+    bits = wide.float().contiguous().view(torch.int32) + hash_noise(wide, counter)
+    narrow.copy_((bits & -0x10000).view(torch.float32))
+
+
+@contextmanager
+def widened(
+    tensors: list[Tensor], dtype: torch.dtype, counters: list[Tensor] | None
+) -> Iterator[list[Tensor]]:
+    """Work on `tensors` in `dtype`; on leaving, bf16 ones get the result stochastically rounded.
+
+    Tensors that already have the dtype are handed through (no copy, no cost). Each use advances
+    the counters, so that no two roundings share their noise.
+    """
+    if not tensors or tensors[0].dtype == dtype:
+        yield tensors
+        return
+    wide = [t.to(dtype) for t in tensors]
+    yield wide
+    if counters is None:
+        torch._foreach_copy_(tensors, wide)
+    else:
+        for narrow, result, counter in zip(tensors, wide, counters, strict=True):
+            stochastic_round_(narrow, result, counter)
+        torch._foreach_add_(counters, 1)

@@ -1,0 +1,6 @@
+"""The equations of the paper as functions on batched tensors.
+
+Letters are the paper's: β₁ `lr`, β₂ `beta2`, α₁ `alpha1`, α₂ `alpha2`, λ `lam`, κ `kappa`,
+γ `gamma`, B the number of loss terms that are averaged. A trailing underscore marks a function that
+changes its first tensors in place and says which.
+"""

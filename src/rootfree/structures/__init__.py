@@ -1,0 +1,23 @@
+"""Structured factors: d×d matrices kept as one packed tensor. See `base` for the laws."""
+
+from rootfree.structures.base import Structure
+from rootfree.structures.block_diagonal import BlockDiagonal
+from rootfree.structures.dense import Dense
+from rootfree.structures.diagonal import Diagonal
+from rootfree.structures.hierarchical import Hierarchical
+from rootfree.structures.parse import make_structure
+from rootfree.structures.toeplitz import LowerToeplitz, UpperToeplitz
+from rootfree.structures.triangular import LowerTriangular, UpperTriangular
+
+__all__ = [
+    "BlockDiagonal",
+    "Dense",
+    "Diagonal",
+    "Hierarchical",
+    "LowerToeplitz",
+    "LowerTriangular",
+    "Structure",
+    "UpperToeplitz",
+    "UpperTriangular",
+    "make_structure",
+]

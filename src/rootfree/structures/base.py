@@ -1,0 +1,118 @@
+"""The laws of a structured factor: one packed tensor, and a stateless object that reads it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rootfree.structures.precision import sum_of_squares
+
+
+@dataclass(frozen=True)
+class Structure(ABC):
+    """A set 𝔞 of d×d matrices, closed under sums, multiples and products, that holds the identity.
+
+    Shapes, here and in every subclass: b blocks, d the axis, r columns.
+      packed K, M: (b, *packed_shape)      dense: (b, d, d)      X: (b, d, r)
+
+    Laws, with ⟦K⟧ = unpack(K):
+      pack(⟦K⟧) = K                         apply(K, X) = ⟦K⟧X,  apply_transposed(K, X) = ⟦K⟧ᵀX
+      ⟦product(K, M)⟧ = ⟦K⟧⟦M⟧              product(identity, K) = product(K, identity) = K
+      project_gram(X) = project(XXᵀ)        project_factor_gram(K) = project(⟦K⟧ᵀ⟦K⟧)
+      squared_norm(K) = ‖⟦K⟧‖²              add_to_diagonal_(M, v): ⟦M⟧ <- ⟦M⟧ + v·I
+
+    The projection. A step K exp(-βm), m ∈ 𝔞, changes KKᵀ to first order by -2β·K sym(m) Kᵀ, with
+    sym(m) = (m + mᵀ)/2. Π(M) of a symmetric M is the m ∈ 𝔞 whose sym(m) is nearest to M:
+      ⟨M - sym(Π(M)), sym(n)⟩ = 0 for all n ∈ 𝔞          (an entry without its mirror counts twice)
+      ⟨Π(M), n⟩ = 0 for all n ∈ 𝔞 with nᵀ = -n           (no rotation, which leaves KKᵀ alone)
+    These two lines fix Π: dense Π(M) = M, triangular Π(M) = tril(M) + its strictly lower part.
+
+    Precision: the tensors of one call share a dtype, and results have it. Halves are reduced in
+    fp32, and squared_norm of halves is fp32. Nothing waits for the device. Memory: pack, unpack and
+    project may return their argument or a view of it; all else is new, but for the name with _.
+    """
+
+    d: int
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.d < 1:
+            raise ValueError(f"d must be at least 1, got {self.d}")
+
+    @property
+    def name(self) -> str:
+        """Canonical text: ``make_structure(s.name, s.d) == s``."""
+        return self.kind
+
+    @property
+    @abstractmethod
+    def packed_shape(self) -> tuple[int, ...]:
+        """Shape of one packed factor, without b."""
+
+    @abstractmethod
+    def unpack(self, K: Tensor) -> Tensor:
+        """Packed K -> dense (b, d, d)."""
+
+    @abstractmethod
+    def pack(self, M: Tensor) -> Tensor:
+        """Dense M (b, d, d) that lies in the structure -> packed; other entries are not read."""
+
+    @abstractmethod
+    def project(self, M: Tensor) -> Tensor:
+        """Π(M), packed, of a dense symmetric M (b, d, d)."""
+
+    @abstractmethod
+    def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
+        """``M <- M + value·I`` on packed M, in place; returns M."""
+
+    def identity(self, b: int, *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Packed identity, b times."""
+        zero = torch.zeros(b, *self.packed_shape, dtype=dtype, device=device)
+        return self.add_to_diagonal_(zero, 1.0)
+
+    def apply(self, K: Tensor, X: Tensor) -> Tensor:
+        """``K X``, (b, d, r)."""
+        return self.unpack(K) @ X
+
+    def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
+        """``Kᵀ X``, (b, d, r)."""
+        return self.unpack(K).mT @ X
+
+    def product(self, K: Tensor, M: Tensor) -> Tensor:
+        """``K M``, packed, of two packed matrices."""
+        return self.pack(self.unpack(K) @ self.unpack(M))
+
+    def project_gram(self, X: Tensor) -> Tensor:
+        """``Π(X Xᵀ)``, packed."""
+        return self.project(X @ X.mT)
+
+    def project_factor_gram(self, K: Tensor) -> Tensor:
+        """``Π(Kᵀ K)``, packed."""
+        return self.project_gram(self.unpack(K).mT)
+
+    def squared_norm(self, K: Tensor) -> Tensor:
+        """``‖K‖² = tr KᵀK`` of the dense matrix, (b,)."""
+        return sum_of_squares(K.flatten(1), dim=1)  # right where every packed entry occurs once
+
+
+@dataclass(frozen=True)
+class SizedStructure(Structure):
+    """A structure with a size parameter k; k > d is the same structure as k = d."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 1:
+            raise ValueError(f"k of {self.kind} must be at least 1, got {self.k}")
+        object.__setattr__(self, "k", min(self.k, self.d))
+
+    @property
+    def name(self) -> str:
+        """Canonical text, with the size: block_diagonal:32."""
+        return f"{self.kind}:{self.k}"

@@ -1,0 +1,33 @@
+"""All d×d matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rootfree.structures.base import Structure
+
+
+@dataclass(frozen=True)
+class Dense(Structure):
+    """Packed (d, d): the matrix itself. Π(M) = M."""
+
+    kind = "dense"
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        return (self.d, self.d)
+
+    def unpack(self, K: Tensor) -> Tensor:
+        return K
+
+    def pack(self, M: Tensor) -> Tensor:
+        return M
+
+    def project(self, M: Tensor) -> Tensor:
+        return M
+
+    def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
+        M.diagonal(dim1=-2, dim2=-1).add_(value)
+        return M

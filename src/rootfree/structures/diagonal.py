@@ -1,0 +1,48 @@
+"""Diagonal matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rootfree.structures.base import Structure
+from rootfree.structures.precision import sum_of_squares
+
+
+@dataclass(frozen=True)
+class Diagonal(Structure):
+    """Packed (d,): the diagonal. Π(M) = diag(M). Nothing but `unpack` costs more than O(d r)."""
+
+    kind = "diagonal"
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        return (self.d,)
+
+    def unpack(self, K: Tensor) -> Tensor:
+        return K.diag_embed()
+
+    def pack(self, M: Tensor) -> Tensor:
+        return M.diagonal(dim1=-2, dim2=-1).contiguous()
+
+    def project(self, M: Tensor) -> Tensor:
+        return self.pack(M)
+
+    def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
+        return M.add_(value)
+
+    def apply(self, K: Tensor, X: Tensor) -> Tensor:
+        return K.unsqueeze(-1) * X
+
+    def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
+        return self.apply(K, X)
+
+    def product(self, K: Tensor, M: Tensor) -> Tensor:
+        return K * M
+
+    def project_gram(self, X: Tensor) -> Tensor:
+        return sum_of_squares(X, dim=-1).to(X.dtype)
+
+    def project_factor_gram(self, K: Tensor) -> Tensor:
+        return K.square()

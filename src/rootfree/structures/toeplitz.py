@@ -1,0 +1,149 @@
+"""Lower and upper triangular Toeplitz matrices: one number per diagonal, products by FFT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rootfree.structures.base import Structure
+from rootfree.structures.precision import wide_dtype
+
+
+@dataclass(frozen=True)
+class _Toeplitz(Structure):
+    """Packed (d,): c, with c[j] on the j-th diagonal below (lower) or above (upper) the main one.
+
+    A lower matrix times x is the convolution of c and x, cut at d; its transpose, which is the
+    upper matrix of the same c, makes a correlation of it. Both cost O(d log d) a column. FFT errors
+    are relative to the norm of the result, not to each of its entries.
+
+    Reversing the order of the axis turns K into Kᵀ and keeps the sums along the diagonals of a
+    symmetric matrix: hence products, projections and norms are the same for lower and upper.
+    Π(M): the mean of each diagonal of M, all but the main one twice.
+    """
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        return (self.d,)
+
+    def project(self, M: Tensor) -> Tensor:
+        d = self.d
+        # Rows of length 2d, read as rows of length 2d-1: row i moves i to the right, so that, with
+        # the columns reversed, each diagonal becomes a column; the main one is column d-1.
+        skewed = pad(M.flip(-1), (0, d)).flatten(1)[:, : d * (2 * d - 1)].view(-1, d, 2 * d - 1)
+        return self._tangent(skewed[:, :, d - 1 :].sum(1, dtype=wide_dtype(M.dtype))).to(M.dtype)
+
+    def _tangent(self, sums: Tensor) -> Tensor:
+        """Sums along the diagonals 0, ..., d-1 of a symmetric matrix (b, d) -> Π of it."""
+        weights = 2 / self._multiplicities(sums)
+        weights[0] /= 2
+        return weights * sums
+
+    def _multiplicities(self, like: Tensor) -> Tensor:
+        """How often each packed entry occurs: d, d-1, ..., 1."""
+        return torch.arange(self.d, 0, -1, dtype=like.dtype, device=like.device)
+
+    def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
+        M[:, 0].add_(value)
+        return M
+
+    def product(self, K: Tensor, M: Tensor) -> Tensor:
+        return _convolve(K, M).contiguous()
+
+    def project_gram(self, X: Tensor) -> Tensor:
+        # Σᵢ (XXᵀ)[i+j, i] = Σᵢᵣ X[i+j, r] X[i, r]: autocorrelations, summed before the way back
+        n = _fft_length(self.d)
+        spectrum = torch.fft.rfft(X.mT.to(wide_dtype(X.dtype)), n)
+        # in place, and over r before re and im: one pass over the spectrum, the largest tensor here
+        power = torch.view_as_real(spectrum).square_().sum(1).sum(-1)
+        return self._tangent(torch.fft.irfft(power, n)[:, : self.d]).to(X.dtype)
+
+    def project_factor_gram(self, K: Tensor) -> Tensor:
+        # Σᵢ (KᵀK)[i+j, i] = Σₘ (d-j-m) c[m+j] c[m]: place m+j carries its multiplicity, d-(m+j)
+        c = K.to(wide_dtype(K.dtype))
+        return self._tangent(_correlate(c, self._multiplicities(c) * c)).to(K.dtype)
+
+    def squared_norm(self, K: Tensor) -> Tensor:
+        c = K.to(wide_dtype(K.dtype))
+        return (self._multiplicities(c) * c.square()).sum(1)
+
+
+@dataclass(frozen=True)
+class LowerToeplitz(_Toeplitz):
+    """Lower triangular Toeplitz matrices; packed: the first column."""
+
+    kind = "lower_toeplitz"
+
+    def unpack(self, K: Tensor) -> Tensor:
+        return _lower(K)
+
+    def pack(self, M: Tensor) -> Tensor:
+        return M[:, :, 0].contiguous()
+
+    def apply(self, K: Tensor, X: Tensor) -> Tensor:
+        return _convolve(K.unsqueeze(1), X.mT).mT
+
+    def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
+        return _correlate(K.unsqueeze(1), X.mT).mT
+
+
+@dataclass(frozen=True)
+class UpperToeplitz(_Toeplitz):
+    """Upper triangular Toeplitz matrices; packed: the first row."""
+
+    kind = "upper_toeplitz"
+
+    def unpack(self, K: Tensor) -> Tensor:
+        return _lower(K).mT
+
+    def pack(self, M: Tensor) -> Tensor:
+        return M[:, 0, :].contiguous()
+
+    def apply(self, K: Tensor, X: Tensor) -> Tensor:
+        return _correlate(K.unsqueeze(1), X.mT).mT
+
+    def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
+        return _convolve(K.unsqueeze(1), X.mT).mT
+
+
+def _lower(c: Tensor) -> Tensor:
+    """First column (b, d) -> dense lower Toeplitz matrix (b, d, d)."""
+    d = c.shape[1]
+    # row i is the window c[i], c[i-1], ..., c[i-d+1], where c is 0 at negative places
+    return pad(c, (d - 1, 0)).unfold(1, d, 1).flip(-1)
+
+
+def _convolve(c: Tensor, x: Tensor) -> Tensor:
+    """``y[i] = Σⱼ c[j] x[i-j]``, i < d, along the last axis (d); c broadcasts to x."""
+    d, n, wide = x.shape[-1], _fft_length(x.shape[-1]), wide_dtype(x.dtype)
+    spectrum = torch.fft.rfft(x.to(wide), n).mul_(torch.fft.rfft(c.to(wide), n))
+    y: Tensor = torch.fft.irfft(spectrum, n)[..., :d]
+    return y.to(x.dtype)
+
+
+def _correlate(c: Tensor, x: Tensor) -> Tensor:
+    """``y[j] = Σₘ c[m] x[m+j]``, j < d, along the last axis (d); c broadcasts to x."""
+    d, n, wide = x.shape[-1], _fft_length(x.shape[-1]), wide_dtype(x.dtype)
+    spectrum = torch.fft.rfft(x.to(wide), n).mul_(torch.fft.rfft(c.to(wide), n).conj())
+    y: Tensor = torch.fft.irfft(spectrum, n)[..., :d]
+    return y.to(x.dtype)
+
+
+@lru_cache(maxsize=1024)
+def _fft_length(d: int) -> int:
+    """The smallest length without prime factors above 5 (fast FFT) that holds 2d-1 (no wrap)."""
+    n = 2 * d - 1
+    while not _is_smooth(n):
+        n += 1
+    return n
+
+
+def _is_smooth(n: int) -> bool:
+    for prime in (2, 3, 5):
+        while n % prime == 0:
+            n //= prime
+    return n == 1

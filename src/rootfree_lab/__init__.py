@@ -1,0 +1,1 @@
+"""The laboratory: training, comparison and measurement of optimizers."""

@@ -1,0 +1,18 @@
+"""Parameter shapes of well-known models: what an optimizer step costs depends on nothing else."""
+
+from __future__ import annotations
+
+Shapes = list[tuple[int, ...]]
+
+
+def vit_b(layers: int = 12) -> Shapes:
+    """ViT-B/16, 86.4 million parameters with its 12 layers."""
+    block: Shapes = [
+        (2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072), (768,),
+        (768,), (768,), (768,), (768,),
+    ]  # fmt: skip
+    rest: Shapes = [(768, 3, 16, 16), (768,), (768,), (768,), (1000, 768), (1000,)]
+    return block * layers + rest
+
+
+SHAPE_SETS = {"vit_b": vit_b, "vit_b_third": lambda: vit_b(layers=4)}

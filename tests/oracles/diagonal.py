@@ -1,0 +1,135 @@
+"""Diagonal methods: RF-RMSProp (1), RF-AdaGrad (2), RF-AdamW; one scalar at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from typing_extensions import Unpack
+
+from oracles.kronecker import Array
+from oracles.momentum import Common, MomentumOracle
+
+
+class DiagonalOracle(MomentumOracle):
+    """s <- (1 - β₂γ)s + β₂ B g²;  U = g / (s + λ);  s₀ = 1 (`initial`)."""
+
+    def __init__(
+        self,
+        param: Array,
+        *,
+        gamma: float,  # γ
+        precond_lr: float,  # β₂
+        damping: float = 0.0,  # λ
+        batch_size: float = 1.0,  # B
+        initial: float | Array = 1.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(param, **common)
+        self.gamma = gamma
+        self.precond_lr = precond_lr
+        self.damping = damping
+        self.batch_size = batch_size
+        self.second_moment = np.array(np.broadcast_to(initial, self.param.shape), dtype=np.float64)
+
+    def refresh(self, grad: Array, curvature: Array | None) -> None:
+        if curvature is not None:
+            raise ValueError("diagonal methods take the gradient only")
+        for i in np.ndindex(*grad.shape):
+            old, new = self.second_moment[i], self.batch_size * grad[i] ** 2
+            self.second_moment[i] = (1 - self.precond_lr * self.gamma) * old + self.precond_lr * new
+
+    def direction(self, grad: Array) -> Array:
+        out = np.zeros_like(grad)
+        for i in np.ndindex(*grad.shape):
+            out[i] = grad[i] / (self.second_moment[i] + self.damping)
+        return out
+
+
+class RFRMSPropOracle(DiagonalOracle):
+    """s <- (1-β₂)s + β₂ B g²; m <- α₁m + g/(s+λ) + κμ; μ <- μ - β₁m."""
+
+    def __init__(
+        self,
+        param: Array,
+        *,
+        precond_lr: float,
+        damping: float = 0.0,
+        batch_size: float = 1.0,
+        initial: float | Array = 1.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            param,
+            gamma=1.0,
+            precond_lr=precond_lr,
+            damping=damping,
+            batch_size=batch_size,
+            initial=initial,
+            **common,
+        )
+
+
+class RFAdaGradOracle(DiagonalOracle):
+    """s <- s + β₂ B g²; the rest as RF-RMSProp."""
+
+    def __init__(
+        self,
+        param: Array,
+        *,
+        precond_lr: float,
+        damping: float = 0.0,
+        batch_size: float = 1.0,
+        initial: float | Array = 1.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            param,
+            gamma=0.0,
+            precond_lr=precond_lr,
+            damping=damping,
+            batch_size=batch_size,
+            initial=initial,
+            **common,
+        )
+
+
+class RFAdamWOracle:
+    """m <- β₁m + (1-β₁)g; v <- β₂v + (1-β₂)g²; p <- p(1 - lr κ) - lr m/(B v + λ); v₀ = 1/B.
+
+    Here `momentum` is β₁ of AdamW and `precond_lr` is 1 - β₂ of AdamW. No bias correction. With
+    v₀ = 1/B the denominator starts at one; `initial` is that start of B v (1.0, or an array).
+    """
+
+    def __init__(
+        self,
+        param: Array,
+        *,
+        lr: float,
+        precond_lr: float,
+        momentum: float = 0.9,
+        damping: float = 0.0,
+        weight_decay: float = 0.0,
+        batch_size: float = 1.0,
+        initial: float | Array = 1.0,
+    ) -> None:
+        self.param = np.array(param, dtype=np.float64)
+        self.lr = lr
+        self.precond_lr = precond_lr
+        self.momentum = momentum
+        self.damping = damping
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.first_moment = np.zeros_like(self.param)
+        self.second_moment = np.broadcast_to(initial, self.param.shape) / batch_size
+
+    def step(self, grad: Array) -> Array:
+        """One step; returns the parameter."""
+        beta1, beta2 = self.momentum, 1 - self.precond_lr
+        p, m, v = self.param.copy(), self.first_moment.copy(), np.array(self.second_moment)
+        for i in np.ndindex(*grad.shape):
+            m[i] = beta1 * m[i] + (1 - beta1) * grad[i]
+            v[i] = beta2 * v[i] + (1 - beta2) * grad[i] ** 2
+            p[i] = p[i] * (1 - self.lr * self.weight_decay) - self.lr * m[i] / (
+                self.batch_size * v[i] + self.damping
+            )
+        self.param, self.first_moment, self.second_moment = p, m, v
+        return self.param
