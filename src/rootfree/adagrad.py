@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from rootfree.diagonal import add_momentum, diagonal_state, rf_update_
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.options import BASIC_OPTIONS, Real
+from rootfree.rmsprop import rf_state, rf_update_
 
 _OPTIONS = ("lr", "batch_size", "precond_lr", "momentum", "damping", "weight_decay", "state_dtype")
 
@@ -28,7 +26,9 @@ class RFAdagrad(RootFreeOptimizer):
     problems and sparse features. The arguments are those of :class:`rootfree.RFRMSprop`;
     ``precond_lr`` (β₂) may be any non-negative number here, since nothing is averaged.
 
-    DEFAULTS_NOTE
+    The defaults are the best of a grid over both problems that :class:`rootfree.RFRMSprop` names
+    (49.7 % test error on the CNN, loss 2.40 on the transformer): it trains them, but for networks
+    the methods that average are the better choice.
 
     Example:
         >>> import torch, rootfree
@@ -44,10 +44,10 @@ class RFAdagrad(RootFreeOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-1,  # β₁
+        lr: float | Tensor = 3e-1,  # β₁
         *,
         batch_size: int | None = None,  # B
-        precond_lr: float = 1.0,  # β₂
+        precond_lr: float = 1e-1,  # β₂
         momentum: float = 0.0,  # α₁
         damping: float = 1e-4,  # λ
         weight_decay: float = 0.0,  # κ
@@ -57,14 +57,10 @@ class RFAdagrad(RootFreeOptimizer):
         super().__init__(params, defaults)
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
-        return diagonal_state(
-            p, dtype=group["state_dtype"], momentum=group["momentum"] > 0, salt=len(self.state)
-        )
+        return rf_state(p, group, salt=len(self.state))
 
-    def _update(self, group: Group, ps: Any, gs: Any, state: Any) -> None:
-        if group["momentum"] > 0 and "momentum" not in state:  # a scheduler turned it on
-            state["momentum"] = add_momentum(group["params"], ps, self.state)
-        rf_update_(group, ps, gs, state, gamma=0.0)
+    def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
+        rf_update_(self, group, ps, gs, gamma=0.0)
 
     def _describe(self, p: Tensor, group: Group) -> str:
         return "diagonal"

@@ -54,10 +54,8 @@ class RootFreeOptimizer(Optimizer):
         """The state of parameter `p`: flat, tensors only."""
         raise NotImplementedError
 
-    def _update(
-        self, group: Group, ps: list[Tensor], gs: list[Tensor], state: dict[str, list[Tensor]]
-    ) -> None:
-        """Update parameters of one device and dtype, given their gradients and state."""
+    def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
+        """Update parameters of one device and dtype, given their gradients."""
         raise NotImplementedError
 
     def _describe(self, p: Tensor, group: Group) -> str:
@@ -157,12 +155,18 @@ class RootFreeOptimizer(Optimizer):
             for p in ps:
                 _check_gradient(p)
         for group, ps in work:
-            states = [self.state[p] for p in ps]
-            if next(iter(states[0].values())).device != ps[0].device:
+            if next(iter(self.state[ps[0]].values())).device != ps[0].device:
                 self._follow_device(ps)
-            gathered = {key: [state[key] for state in states] for key in states[0]}
-            self._update(group, ps, [p.grad for p in ps if p.grad is not None], gathered)
+            self._update(group, ps, [p.grad for p in ps if p.grad is not None])
+        self._end_step()
         return loss
+
+    def _end_step(self) -> None:
+        """Called when all parameters are updated."""
+
+    def _states(self, ps: list[Tensor], key: str) -> list[Tensor]:
+        """One entry of the state of each parameter; empty where they have none."""
+        return [self.state[p][key] for p in ps] if key in self.state[ps[0]] else []
 
     def _follow_device(self, ps: list[Tensor]) -> None:
         """The model was moved after the optimizer was made: its state goes along."""
@@ -264,10 +268,10 @@ def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _buckets(group: Group) -> list[list[Tensor]]:
-    """The group's parameters that have a gradient, by device and dtype."""
+    """The group's parameters with something to update, by device and dtype."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for p in group["params"]:
-        if p.grad is not None:
+        if p.grad is not None and p.numel() > 0:
             by_kind.setdefault((p.device, p.dtype), []).append(p)
     return list(by_kind.values())
 

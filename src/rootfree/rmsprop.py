@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from rootfree.diagonal import add_momentum, diagonal_state, rf_update_
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.options import BASIC_OPTIONS
+from rootfree.precision import add_momentum, in_working_dtype, parameter_state, working_dtype
+from rootfree.rounding import widened
+from rootfree.rules.diagonal import accumulate_squares_, preconditioned_heavy_ball_
 
 _OPTIONS = ("lr", "batch_size", "precond_lr", "momentum", "damping", "weight_decay", "state_dtype")
 
@@ -42,7 +42,12 @@ class RFRMSprop(RootFreeOptimizer):
         state_dtype: dtype of s and m. None: float32, for float64 parameters float64.
             ``torch.bfloat16`` halves the state and rounds it stochastically.
 
-    DEFAULTS_NOTE
+    The defaults were chosen on two problems at once, as the point of a small grid (step size,
+    precond_lr, damping; one seed) that is good on both: a small CNN on 10,000 CIFAR-10 images
+    (8 epochs) and a byte-level transformer with 3.3 million parameters (500 steps of 8,192 tokens).
+    Untuned from there they gave 39.7 % test error and validation loss 1.63; AdamW at the best of
+    three step sizes for each gave 41.3 % and 1.79. ``damping=1e-4`` suited the transformer better
+    (1.54), the CNN worse (40.7 %).
 
     Example:
         >>> import torch, rootfree
@@ -58,12 +63,12 @@ class RFRMSprop(RootFreeOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,  # β₁
+        lr: float | Tensor = 3e-3,  # β₁
         *,
         batch_size: int | None = None,  # B
-        precond_lr: float = 1e-2,  # β₂
+        precond_lr: float = 2e-2,  # β₂
         momentum: float = 0.9,  # α₁
-        damping: float = 1e-4,  # λ
+        damping: float = 1e-3,  # λ
         weight_decay: float = 0.0,  # κ
         state_dtype: torch.dtype | None = None,
     ) -> None:
@@ -71,14 +76,40 @@ class RFRMSprop(RootFreeOptimizer):
         super().__init__(params, defaults)
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
-        return diagonal_state(
-            p, dtype=group["state_dtype"], momentum=group["momentum"] > 0, salt=len(self.state)
-        )
+        return rf_state(p, group, salt=len(self.state))
 
-    def _update(self, group: Group, ps: Any, gs: Any, state: Any) -> None:
-        if group["momentum"] > 0 and "momentum" not in state:  # a scheduler turned it on
-            state["momentum"] = add_momentum(group["params"], ps, self.state)
-        rf_update_(group, ps, gs, state, gamma=1.0)
+    def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
+        rf_update_(self, group, ps, gs, gamma=1.0)
 
     def _describe(self, p: Tensor, group: Group) -> str:
         return "diagonal"
+
+
+def rf_state(p: Tensor, group: Group, *, salt: int) -> dict[str, Tensor]:
+    """s = 1 and, with momentum, m = 0."""
+    fill = {"preconditioner": 1.0, **({"momentum": 0.0} if group["momentum"] > 0 else {})}
+    return parameter_state(p, group, fill, salt=salt)
+
+
+def rf_update_(
+    self: RootFreeOptimizer, group: Group, ps: list[Tensor], gs: list[Tensor], *, gamma: float
+) -> None:
+    """RF-RMSProp (γ = 1) and RF-AdaGrad (γ = 0).  Changes ps and their state."""
+    if group["momentum"] > 0 and not self._states(ps, "momentum"):
+        add_momentum(group, self.state)
+    gs, dtype, counters = in_working_dtype(ps, gs), working_dtype(ps[0]), self._states(ps, "rounding")
+    with widened(self._states(ps, "preconditioner"), dtype, counters) as ss:
+        # s <- (1 - β₂γ) s + β₂ B g²
+        accumulate_squares_(ss, gs, beta2=group["precond_lr"], B=group["batch_size"], gamma=gamma)
+    with widened(self._states(ps, "momentum"), dtype, counters) as ms:
+        # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
+        preconditioned_heavy_ball_(
+            ps,
+            ms,
+            gs,
+            ss,
+            lr=group["lr"],
+            alpha1=group["momentum"],
+            lam=group["damping"],
+            kappa=group["weight_decay"],
+        )

@@ -10,6 +10,7 @@ continues bit for bit with nothing but the counter in its state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,8 +23,13 @@ _MIX = 0x85EBCA6B - 2**32
 
 
 def hash_noise(like: Tensor, counter: Tensor) -> Tensor:
-    """Uniform integers in [0, 2¹⁶) shaped like `like`, a function of position and counter."""
-    x = torch.arange(like.numel(), device=like.device).view(like.shape) * _GOLDEN + counter * _MIX
+    """Uniform integers in [0, 2¹⁶) shaped like `like`, a function of position and counter.
+
+    A counter (b,) is one for each `like[i]`, whose noise then does not depend on its neighbours.
+    """
+    shape = like.shape[counter.dim() :]
+    x = torch.arange(math.prod(shape), device=like.device).view(shape) * _GOLDEN
+    x = x + (counter * _MIX).view(counter.shape + (1,) * len(shape))
     # 64 bits down to 32 in the open: left in int32, the compiler's CPU code got vector tails wrong.
     x = (x & 0xFFFFFFFF).to(torch.int32)
     # Two rounds of multiply and shift: neighbours and successive counters become unrelated.
@@ -41,7 +47,7 @@ def stochastic_round_(narrow: Tensor, wide: Tensor, counter: Tensor) -> None:
 
 @contextmanager
 def widened(
-    tensors: list[Tensor], dtype: torch.dtype, counters: list[Tensor] | None
+    tensors: list[Tensor], dtype: torch.dtype, counters: list[Tensor]
 ) -> Iterator[list[Tensor]]:
     """Work on `tensors` in `dtype`; on leaving, bf16 ones get the result stochastically rounded.
 
@@ -53,7 +59,7 @@ def widened(
         return
     wide = [t.to(dtype) for t in tensors]
     yield wide
-    if counters is None:
+    if not counters:
         torch._foreach_copy_(tensors, wide)
     else:
         for narrow, result, counter in zip(tensors, wide, counters, strict=True):

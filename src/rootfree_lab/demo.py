@@ -19,12 +19,12 @@ BATCH = 64
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
-# The step sizes of torch's optimizers are the best of a grid of powers of √10 around their usual
-# values on this very problem; ours are the library's defaults.
+# The step sizes of torch's optimizers gave the lowest training loss of a grid with three or four
+# values a factor of three apart, on this very problem; ours are the library's defaults.
 OPTIMIZERS: dict[str, Factory] = {
-    "SGD, momentum 0.9": lambda ps: torch.optim.SGD(ps, lr=0.03, momentum=0.9),
-    "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-3),
-    "AdamW": lambda ps: torch.optim.AdamW(ps, lr=3e-3),
+    "SGD, momentum 0.9": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+    "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-2),
+    "AdamW": lambda ps: torch.optim.AdamW(ps, lr=1e-2),
     "RFRMSprop": lambda ps: rootfree.RFRMSprop(ps, batch_size=BATCH),
     "RFAdamW": lambda ps: rootfree.RFAdamW(ps, batch_size=BATCH),
 }
@@ -80,6 +80,8 @@ def train(data: Digits, factory: Factory, *, seed: int, epochs: int) -> Result:
     torch.manual_seed(seed)
     model = small_cnn()
     optimizer = factory(model.parameters())
+    steps = epochs * (len(data.train_y) // BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     start = time.perf_counter()
     for _ in range(epochs):
         # Whole batches only: B is then the same at every step.
@@ -90,6 +92,7 @@ def train(data: Digits, factory: Factory, *, seed: int, epochs: int) -> Result:
             loss = nn.functional.cross_entropy(model(data.train_x[batch]), data.train_y[batch])
             loss.backward()
             optimizer.step()
+            schedule.step()
     seconds = time.perf_counter() - start
     model.eval()
     with torch.no_grad():

@@ -15,4 +15,9 @@ def vit_b(layers: int = 12) -> Shapes:
     return block * layers + rest
 
 
-SHAPE_SETS = {"vit_b": vit_b, "vit_b_third": lambda: vit_b(layers=4)}
+def tiny() -> Shapes:
+    """A matrix, a vector and a convolution: for trying the command out."""
+    return [(64, 32), (64,), (8, 4, 3, 3)]
+
+
+SHAPE_SETS = {"vit_b": vit_b, "vit_b_third": lambda: vit_b(layers=4), "tiny": tiny}

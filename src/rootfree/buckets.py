@@ -1,0 +1,101 @@
+"""Blocks of one shape from all parameters of a group, stacked in one slab.
+
+State belongs to parameters (`state[p]`, so that checkpoints know nothing of stacking), but is
+worked on by the bucket: the tensors in `state[p]` are views of the bucket's slabs, and one batched
+call serves every block of the model that has the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rootfree.blocks import Tile
+from rootfree.structures import Structure
+
+State = Mapping[Tensor, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The blocks of one tile of one parameter, and the prefix of their keys in its state."""
+
+    p: Tensor
+    tile: Tile
+    prefix: str
+
+
+@dataclass
+class Bucket:
+    """Slots of equal blocks; `slabs` maps a state name to (b, ...), b blocks of all slots."""
+
+    structures: tuple[Structure, ...]
+    slots: list[Slot] = field(default_factory=list)
+    slabs: dict[str, Tensor] = field(default_factory=dict)
+    _views: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def adopt(self, state: State) -> None:
+        """Stack what the parameters hold, and give them views of the stack, unless they have them.
+
+        A state tensor that somebody replaced (a copy, a move, a checkpoint) is taken up here.
+        """
+        if self._views and all(
+            state[slot.p].get(slot.prefix + name) is view
+            for slot, views in zip(self.slots, self._views, strict=True)
+            for name, view in views.items()
+        ):
+            return
+        first = self.slots[0]
+        names = [key[len(first.prefix) :] for key in state[first.p] if key.startswith(first.prefix)]
+        self._views = [{} for _ in self.slots]
+        for name in names:
+            held = [state[slot.p][slot.prefix + name] for slot in self.slots]
+            slab = self.slabs[name] = torch.cat(held)
+            for slot, views, view in zip(
+                self.slots, self._views, slab.split([len(t) for t in held]), strict=True
+            ):
+                views[name] = state[slot.p][slot.prefix + name] = view
+
+    def gather(self, tensors: Mapping[Tensor, Tensor], *, dtype: torch.dtype) -> Tensor:
+        """Blocks of the parameter-shaped tensors that are there: (b, d_1..d_N) in slot order."""
+        present = [slot for slot in self.slots if slot.p in tensors]
+        total = sum(slot.tile.blocks for slot in present)
+        device, sizes = present[0].p.device, present[0].tile.sizes
+        stack = torch.empty(total, *sizes, dtype=dtype, device=device)
+        for slot, part in zip(present, _split(stack, present), strict=True):
+            slot.tile.stacked_grid(part).copy_(slot.tile.grid(tensors[slot.p]))
+        return stack
+
+    def scatter_(self, tensors: Mapping[Tensor, Tensor], stack: Tensor) -> None:
+        """Write a stack in slot order back into parameter-shaped contiguous tensors."""
+        present = [slot for slot in self.slots if slot.p in tensors]
+        for slot, part in zip(present, _split(stack, present), strict=True):
+            slot.tile.grid(tensors[slot.p]).copy_(slot.tile.stacked_grid(part))
+
+    def rows(self, tensors: Mapping[Tensor, Tensor]) -> Tensor | None:
+        """Which rows of the slabs belong to the parameters that are there; None means all."""
+        if all(slot.p in tensors for slot in self.slots):
+            return None
+        counts = [slot.tile.blocks for slot in self.slots]
+        wanted = [
+            row
+            for slot, start, count in zip(self.slots, _starts(counts), counts, strict=True)
+            if slot.p in tensors
+            for row in range(start, start + count)
+        ]
+        return torch.tensor(wanted, device=self.slots[0].p.device)
+
+
+def _split(stack: Tensor, slots: Sequence[Slot]) -> Sequence[Tensor]:
+    return stack.split([slot.tile.blocks for slot in slots])
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    starts, total = [], 0
+    for count in counts:
+        starts.append(total)
+        total += count
+    return starts

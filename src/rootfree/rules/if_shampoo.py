@@ -1,0 +1,89 @@
+"""Inverse-free Shampoo: factors of S⁻¹ = ⊗ KₙKₙᵀ moved by matrix products alone.
+
+Layout: Ks[n] the packed factor of axis n, (b, *packed_shape), with structures[n]; ms[n] its tangent
+vector, packed alike; G a stack of blocks (b, d_1..d_N). Products run in the dtype of the operands
+that are handed in; factors and tangent vectors are accumulated in their own, wider one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rootfree.blocks import multiply_axis
+from rootfree.structures import Structure
+
+Norm = Callable[[int, Tensor], Tensor]
+
+# With λ = 0 and no gradient a factor would grow for ever; this stops it at 10¹⁵ for a product of
+# factors, far from the end of fp32, and is below rounding wherever there is any curvature.
+_LEAST_DAMPING = 1e-30
+
+
+class FrameCurvature(Protocol):
+    """Curvature that can be seen in the frame of the factors."""
+
+    def in_frame(
+        self, Ks: Sequence[Tensor], structures: Sequence[Structure]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Per axis n: packed Π of the projection of H on axis n, and its weight (b,)."""
+
+
+def tangents(
+    Ks: Sequence[Tensor],
+    H: FrameCurvature,
+    structures: Sequence[Structure],
+    *,
+    lam: float,
+    gamma: float,
+    wide: torch.dtype,
+) -> list[Tensor]:
+    """hₙ = ½(Π(curvature of axis n) + λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ · Π(KₙᵀKₙ) - γI), in `wide`."""
+    traces = [
+        (s.squared_norm(K) / s.d).to(wide) for K, s in zip(Ks, structures, strict=True)
+    ]  # tr(KⱼᵀKⱼ)/dⱼ
+    hs = []
+    for n, (gram, weight) in enumerate(H.in_frame(Ks, structures)):
+        others = math.prod([t for j, t in enumerate(traces) if j != n], start=traces[n].new_ones(()))
+        damping = structures[n].project_factor_gram(Ks[n]).to(wide)
+        h = _per_block(weight.to(wide) / 2, gram) * gram
+        h.addcmul_(_per_block(max(lam, _LEAST_DAMPING) / 2 * others, gram), damping)
+        hs.append(structures[n].add_to_diagonal_(h, -gamma / 2))
+    return hs
+
+
+def move_factors_(
+    Ks: Sequence[Tensor],
+    ms: Sequence[Tensor],
+    structures: Sequence[Structure],
+    *,
+    beta2: float,
+    norm: Norm,
+    dtype: torch.dtype,
+) -> None:
+    """Kₙ <- Kₙ(I - β₂ mₙ/max(1, ‖mₙ‖)), the product in `dtype`.  Changes Ks."""
+    for n, (K, m, structure) in enumerate(zip(Ks, ms, structures, strict=True)):
+        step = beta2 / norm(n, m).clamp(min=1.0)
+        scaled = (m * _per_block(step, m)).to(dtype)
+        K.sub_(structure.product(K.to(dtype), scaled))
+
+
+def precondition(G: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure]) -> Tensor:
+    """U = G with KₙKₙᵀ applied on every axis n."""
+    for n, (K, structure) in enumerate(zip(Ks, structures, strict=True)):
+        G = multiply_axis(G, n, partial(_apply_symmetric, structure, K))
+    return G
+
+
+def _apply_symmetric(structure: Structure, K: Tensor, X: Tensor) -> Tensor:
+    return structure.apply(K, structure.apply_transposed(K, X))
+
+
+def _per_block(values: Tensor, like: Tensor) -> Tensor:
+    """(b,) shaped to multiply (b, ...)."""
+    return values.view(-1, *[1] * (like.dim() - 1))

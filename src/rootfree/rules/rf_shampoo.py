@@ -1,0 +1,67 @@
+"""RF-Shampoo: Kronecker factors of S itself, without roots, inverted by Cholesky.
+
+Layout: Ss[n] and its inverse, (b, d_n, d_n); G a stack of blocks (b, d_1..d_N).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rootfree.blocks import multiply_axis
+
+
+class ContractedCurvature(Protocol):
+    """Curvature that can be contracted with the inverse factors of all axes but one."""
+
+    def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
+        """Per axis n: dense (b, d_n, d_n), divided by D₋ₙ."""
+
+
+def update_factors_(
+    Ss: Sequence[Tensor],
+    inverses: Sequence[Tensor],
+    H: ContractedCurvature,
+    *,
+    beta2: float,
+    lam: float,
+    gamma: float,
+) -> None:
+    """Sₙ <- (1-β₂γ)Sₙ + β₂/D₋ₙ·(B·G₍ₙ₎[⊗_{j≠n}Sⱼ⁻¹]G₍ₙ₎ᵀ + λ∏_{j≠n}tr(Sⱼ⁻¹)·I), and Sₙ⁻¹.
+
+    All from the old factors.  Changes Ss and inverses.
+    """
+    means = [S_inv.diagonal(dim1=-2, dim2=-1).mean(-1) for S_inv in inverses]  # tr(Sⱼ⁻¹)/dⱼ
+    for n, term in enumerate(H.contracted(inverses)):
+        others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
+        Ss[n].mul_(1 - beta2 * gamma).add_(term, alpha=beta2)
+        Ss[n].diagonal(dim1=-2, dim2=-1).add_(beta2 * lam * others.view(-1, 1))
+    for S, S_inv in zip(Ss, inverses, strict=True):
+        S_inv.copy_(inverse(S))
+
+
+def inverse(S: Tensor) -> Tensor:
+    """S⁻¹ of positive definite S by Cholesky, without waiting for the device.
+
+    S is scaled to a unit diagonal first, which is all the conditioning a diagonal can give; a block
+    whose factorisation breaks down all the same falls back to the inverse of its diagonal.
+    """
+    scale = S.diagonal(dim1=-2, dim2=-1).rsqrt()
+    unit = scale.unsqueeze(-1) * S * scale.unsqueeze(-2)
+    L, info = torch.linalg.cholesky_ex(unit)
+    broken = (info != 0)[:, None, None]
+    eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    L = torch.where(broken, eye, L)
+    return scale.unsqueeze(-1) * torch.cholesky_inverse(L) * scale.unsqueeze(-2)
+
+
+def precondition(G: Tensor, inverses: Sequence[Tensor]) -> Tensor:
+    """U = G with Sₙ⁻¹ applied on every axis n."""
+    for n, S_inv in enumerate(inverses):
+        G = multiply_axis(G, n, partial(torch.matmul, S_inv))
+    return G

@@ -1,0 +1,79 @@
+"""The command line, end to end and small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from rootfree_lab import bench as bench_module
+from rootfree_lab.commands import app
+from rootfree_lab.demo import OPTIMIZERS as DEMO_OPTIMIZERS
+from rootfree_lab.shapes import SHAPE_SETS
+
+
+def run(*arguments: str):
+    # wide enough that no cell of the table is cut
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def test_demo():
+    result = run("demo", "--epochs", "1", "--seeds", "1")
+    assert result.exit_code == 0, result.output
+    assert "1 epochs, median of 1 seeds" in result.output
+    for name in DEMO_OPTIMIZERS:
+        (row,) = [line for line in result.output.splitlines() if f"│ {name} " in line]
+        loss, error = row.split("│")[2:4]
+        assert 0 < float(loss) < 2.5  # ln 10 = 2.3 is that of an untrained network
+        assert 0 <= float(error.strip().removesuffix("%")) < 95
+
+
+def test_bench():
+    result = run("bench", "--steps", "1", "--shapes", "tiny")
+    assert result.exit_code == 0, result.output
+    for name in bench_module.OPTIMIZERS:
+        assert f"│ {name} " in result.output
+    (row,) = [line for line in result.output.splitlines() if bench_module.REFERENCE in line]
+    ratio, state_bytes = row.split("│")[3:5]
+    assert float(ratio) == 1
+    assert 8 <= float(state_bytes) < 9  # two float32 numbers, and torch's step counts
+
+
+def test_bench_names_the_shapes_it_knows():
+    result = run("bench", "--shapes", "vgg")
+    assert result.exit_code != 0
+    said = f"{result.output} {result.exception}"
+    assert "got 'vgg'" in said
+    assert all(name in said for name in SHAPE_SETS)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("demo", "--epochs", "0"), ("bench", "--steps", "-1"), ("no-such-command",)]
+)
+def test_bad_arguments_are_refused(arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_help_lists_the_commands():
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "demo" in result.output
+    assert "bench" in result.output
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_the_command_says_how_to_get_it(missing):
+    """A module set to None in sys.modules is one that cannot be imported."""
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.modules['{missing}.console'] = None\n"
+        "from rootfree_lab.cli import main; main()"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith("pip install 'rootfree[lab]'")
+    assert missing in result.stderr
+    assert "Traceback" not in result.stderr

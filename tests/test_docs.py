@@ -1,0 +1,88 @@
+"""The Python of README.md and docs/ runs, and what the pages say about the package is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import rootfree
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^([ \t]*)```(\w*)[^\n]*\n(.*?)^\1```[ \t]*$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """The fenced blocks of a language: the line on which each starts, and its text."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, found.start(3)), dedent(found[3]))
+        for found in FENCED.finditer(text)
+        if found[2] == language
+    ]
+
+
+def test_blocks_are_found():
+    assert {"README.md", "index.md", "quickstart.md"} <= {page.name for page in PAGES}
+    assert len(blocks(ROOT / "README.md", "python")) >= 2
+    assert len(blocks(ROOT / "docs" / "quickstart.md", "python")) >= 8
+    # no fence is left over: every block opens and closes
+    for page in PAGES:
+        fences = len(re.findall(r"^[ \t]*```", page.read_text(encoding="utf-8"), re.MULTILINE))
+        assert fences == 2 * len(FENCED.findall(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    """All blocks of a page in one namespace, top to bottom; an error names the page's line."""
+    monkeypatch.chdir(tmp_path)  # where a page writes a checkpoint
+    namespace: dict[str, object] = {"__name__": "__docs__"}
+    for line, source in blocks(page, "python"):
+        exec(compile("\n" * line + source, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_in_code_are_public(page):
+    used = {
+        name
+        for _, source in blocks(page, "python")
+        for name in re.findall(r"rootfree\.(\w+)", source)
+    }
+    assert used <= {*rootfree.__all__, "__version__"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_exist(page):
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_summary_shown_is_the_summary_printed(tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs" / "quickstart.md"
+    test_code_of_a_page_runs(page, tmp_path, monkeypatch)
+    (shown,) = [text for _, text in blocks(page, "text") if "preconditioner" in text]
+    assert shown in capsys.readouterr().out
+
+
+def test_messages_in_comments_are_those_that_are_printed(tmp_path, monkeypatch, capsys):
+    """`print(error)  # message`: the comment is the message, or its beginning before dots."""
+    for page in PAGES:
+        test_code_of_a_page_runs(page, tmp_path, monkeypatch)
+        printed = capsys.readouterr().out
+        for _, source in blocks(page, "python"):
+            for message in re.findall(r"print\(error\)  # (.*)", source):
+                assert message.removesuffix(" ...") in printed
+
+
+def test_readme_names_the_public_optimizers():
+    """Every optimizer of the library has a row in the table of methods."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    optimizers = [n for n in rootfree.__all__ if n.startswith(("RF", "IF"))]
+    assert optimizers
+    for name in optimizers:
+        assert f"| `{name}` |" in readme
+    assert len(readme.splitlines()) < 120
