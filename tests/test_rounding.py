@@ -141,6 +141,19 @@ def test_noise_differs_between_counters_and_positions(size):
             assert abs(correlation(noise, other)) < bound
 
 
+def test_one_counter_for_each_row():
+    """A row has the noise of its own counter, whatever stands beside it."""
+    counters = torch.tensor([3, -7, 2**31 - 1], dtype=torch.int32)
+    noise = hash_noise(torch.empty(3, 4, 5), counters)
+    for row, count in zip(noise, counters, strict=True):
+        assert torch.equal(row, hash_noise(torch.empty(4, 5), count))
+    wide = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    narrow = torch.empty(3, 4, 5, dtype=torch.bfloat16)
+    stochastic_round_(narrow, wide, counters)
+    for row, alone, count in zip(narrow, wide, counters, strict=True):
+        assert torch.equal(row, rounded(alone, int(count)))
+
+
 def test_noise_is_uniform():
     """χ² over 256 bins: 255 degrees of freedom, standard deviation √510."""
     n = 2**18
@@ -157,9 +170,9 @@ def test_noise_is_repeatable():
 
 def moving_average(state: Tensor, *, target: float, beta: float, steps: int, stochastic: bool):
     """state <- (1-β) state + β target, kept in bfloat16."""
-    count = [counter()] if stochastic else None
+    counters = [counter()] if stochastic else []
     for _ in range(steps):
-        with widened([state], torch.float32, count) as (wide,):
+        with widened([state], torch.float32, counters) as (wide,):
             wide.lerp_(torch.full_like(wide, target), beta)
     return state.float()
 
@@ -211,7 +224,7 @@ def test_widened_hands_wide_tensors_through_and_advances_the_counters():
         copy.fill_(3.0)
     assert count == 6
     assert narrow.tolist() == [3.0] * 3
-    with widened([], torch.float32, None) as nothing:
+    with widened([], torch.float32, []) as nothing:
         assert nothing == []
 
 

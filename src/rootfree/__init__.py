@@ -3,15 +3,21 @@
 from rootfree.adagrad import RFAdagrad
 from rootfree.adamw import RFAdamW
 from rootfree.batch_size import track_batch_size
+from rootfree.full_matrix import IFFullAdagrad, RFFullAdagrad
 from rootfree.optimizer import RootFreeOptimizer
 from rootfree.rmsprop import RFRMSprop
+from rootfree.shampoo import IFShampoo, RFShampoo
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "IFFullAdagrad",
+    "IFShampoo",
     "RFAdagrad",
     "RFAdamW",
+    "RFFullAdagrad",
     "RFRMSprop",
+    "RFShampoo",
     "RootFreeOptimizer",
     "track_batch_size",
 ]

@@ -69,9 +69,7 @@ class BlockOptimizer(RootFreeOptimizer):
         fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
         return {**state, **parameter_state(p, group, fill, salt=len(self.state))}
 
-    def _slots_of(
-        self, p: Tensor, group: Group
-    ) -> list[tuple[str, Tile, tuple[Structure, ...]]]:
+    def _slots_of(self, p: Tensor, group: Group) -> list[tuple[str, Tile, tuple[Structure, ...]]]:
         if p.numel() == 0:
             return []
         return [

@@ -39,9 +39,7 @@ def parameter_state(p: Tensor, group: Group, fill: Mapping[str, float], *, salt:
     return state
 
 
-def rounding_counters(
-    shape: tuple[int, ...], *, salt: int, device: torch.device | str
-) -> Tensor:
+def rounding_counters(shape: tuple[int, ...], *, salt: int, device: torch.device | str) -> Tensor:
     """Counters of stochastic rounding, far apart for different salts and for the rows of one."""
     start = salt * 0x9E3779B1 & 0x3FFFFFFF
     counters = torch.full(shape, start, dtype=torch.int32, device=device)

@@ -97,7 +97,11 @@ def rf_update_(
     """RF-RMSProp (γ = 1) and RF-AdaGrad (γ = 0).  Changes ps and their state."""
     if group["momentum"] > 0 and not self._states(ps, "momentum"):
         add_momentum(group, self.state)
-    gs, dtype, counters = in_working_dtype(ps, gs), working_dtype(ps[0]), self._states(ps, "rounding")
+    gs, dtype, counters = (
+        in_working_dtype(ps, gs),
+        working_dtype(ps[0]),
+        self._states(ps, "rounding"),
+    )
     with widened(self._states(ps, "preconditioner"), dtype, counters) as ss:
         # s <- (1 - β₂γ) s + β₂ B g²
         accumulate_squares_(ss, gs, beta2=group["precond_lr"], B=group["batch_size"], gamma=gamma)

@@ -43,7 +43,7 @@ def schedule(update_every: int | str) -> Callable[[int], bool]:
         return every(update_every)
     name, _, argument = update_every.partition(":")
     if name == "logarithmic":
-        return logarithmic(int(argument) if argument else None)
+        return logarithmic(positive_integer("T", int(argument)) if argument else None)
     function = getattr(importlib.import_module(name), argument)
     return lambda step: bool(function(step))
 

@@ -1,4 +1,5 @@
 import pytest
+
 from conformance.rows import ROWS, Row
 
 

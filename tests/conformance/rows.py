@@ -26,6 +26,16 @@ class Row:
         return self.optimizer(params, **{"batch_size": 32, **self.settings, **overrides})
 
 
+#: IF-Shampoo exactly as in the paper.
+PAPER = {
+    "structure": "dense",
+    "block_size": None,
+    "update_every": 1,
+    "factor_norm": "frobenius",
+    "init_scale": 1.0,
+    "max_update_rms": None,
+}
+
 ROWS = [
     Row("RFRMSprop", rootfree.RFRMSprop, {"lr": 0.01, "weight_decay": 1e-4}),
     Row("RFRMSprop-plain", rootfree.RFRMSprop, {"lr": 0.05, "momentum": 0.0}),
@@ -33,4 +43,36 @@ ROWS = [
     Row("RFAdagrad", rootfree.RFAdagrad, {"lr": 0.5, "precond_lr": 0.05}),
     Row("RFAdamW", rootfree.RFAdamW, {"lr": 0.05, "weight_decay": 1e-3}),
     Row("RFAdamW-bf16", rootfree.RFAdamW, {"lr": 0.05, "state_dtype": torch.bfloat16}),
+    Row("RFFullAdagrad", rootfree.RFFullAdagrad, {"lr": 1.0, "block_size": 64}),
+    Row("RFFullRMSprop", rootfree.RFFullAdagrad, {"lr": 0.3, "gamma": 1.0, "damping": 0.01}),
+    Row("IFFullAdagrad", rootfree.IFFullAdagrad, {"lr": 0.5, "block_size": 48}),
+    Row(
+        "IFFullAdagrad-covariance",
+        rootfree.IFFullAdagrad,
+        {"lr": 0.5, "form": "covariance", "momentum": 0.5},
+    ),
+    Row("RFShampoo", rootfree.RFShampoo, {"lr": 0.01, "block_size": 32}),
+    Row("IFShampoo", rootfree.IFShampoo, {"lr": 0.006, "block_size": 24, "weight_decay": 1e-4}),
+    Row("IFShampoo-paper", rootfree.IFShampoo, {"lr": 0.01, "precond_lr": 0.5, **PAPER}),
+    Row("IFShampoo-rms", rootfree.IFShampoo, {"lr": 0.05, "update_rms": 0.2, "weight_decay": 0.1}),
+    Row(
+        "IFShampoo-structured",
+        rootfree.IFShampoo,
+        {
+            "lr": 0.006,
+            "riemannian_momentum": 0.5,
+            "structure": {2: ("hierarchical:3", "lower_triangular"), 3: "block_diagonal:2"},
+            "update_every": "logarithmic",
+        },
+    ),
+    Row(
+        "IFShampoo-bf16",
+        rootfree.IFShampoo,
+        {
+            "lr": 0.006,
+            "factor_dtype": torch.bfloat16,
+            "matmul_dtype": torch.bfloat16,
+            "state_dtype": torch.bfloat16,
+        },
+    ),
 ]

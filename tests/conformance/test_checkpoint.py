@@ -8,6 +8,8 @@ import pickle
 
 import pytest
 import torch
+
+import rootfree
 from conformance.problems import (
     batches,
     groups_without_params,
@@ -16,8 +18,6 @@ from conformance.problems import (
     snapshot,
     train,
 )
-
-import rootfree
 
 
 def through_a_file(state_dict: dict) -> dict:

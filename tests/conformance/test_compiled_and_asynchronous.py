@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance.problems import batches, loss_of, network, snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance.problems import batches, loss_of, network, snapshot
 
 # Operators that bring a value of a tensor, or a size that depends on one, to the host.
 SYNCHRONISING = {

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from conformance.problems import groups_without_params, identical, network, snapshot
 from torch import nn
+
+from conformance.problems import groups_without_params, identical, network, snapshot
 
 BAD = {
     "lr": [-1e-3, math.nan, math.inf, "0.1", None, True, torch.ones(2)],
@@ -19,6 +20,16 @@ BAD = {
     "damping": [-1e-8, math.nan, math.inf, None],
     "weight_decay": [-1e-8, math.nan, "0"],
     "gamma": [-0.1, 1.1, math.nan],
+    "update_every": [0, -1, 1.5, True, None, "rarely", "math:no_such_function", "logarithmic:0"],
+    "structure": ["dence", "block_diagonal", "block_diagonal:0", 3, None, (), {0: "dense"}, [1]],
+    "block_size": [0, -3, 2.5, "all", True],
+    "factor_norm": ["nuclear", 2],
+    "update_rms": [0.0, -0.2, math.nan],
+    "max_update_rms": [0.0, -1.0, math.nan],
+    "init_scale": [0.0, -1.0, math.nan, "random"],
+    "factor_dtype": [torch.int8, "bfloat16", torch.float16],
+    "matmul_dtype": [torch.int8, "bfloat16"],
+    "form": ["cholesky", None],
     "state_dtype": [torch.int32, "float32", torch.float16],
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
+
 from conformance.problems import (
     BATCH,
     batches,
@@ -14,7 +16,6 @@ from conformance.problems import (
     train,
 )
 from conformance.rows import ROWS
-from torch.optim import lr_scheduler
 
 SCHEDULERS = {
     "step": lambda o: lr_scheduler.StepLR(o, step_size=2, gamma=0.1),

@@ -36,6 +36,7 @@ class FrameCurvature(Protocol):
 
 def tangents(
     Ks: Sequence[Tensor],
+    scales: Sequence[Tensor | float],
     H: FrameCurvature,
     structures: Sequence[Structure],
     *,
@@ -43,16 +44,24 @@ def tangents(
     gamma: float,
     wide: torch.dtype,
 ) -> list[Tensor]:
-    """hₙ = ½(Π(curvature of axis n) + λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ · Π(KₙᵀKₙ) - γI), in `wide`."""
+    """hₙ = ½(Π(curvature of axis n) + λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ · Π(KₙᵀKₙ) - γI), in `wide`.
+
+    The factors are scales[n]·Ks[n]; H knows about the scales already.
+    """
     traces = [
-        (s.squared_norm(K) / s.d).to(wide) for K, s in zip(Ks, structures, strict=True)
+        (s.squared_norm(K) / s.d).to(wide) * scale**2
+        for K, s, scale in zip(Ks, structures, scales, strict=True)
     ]  # tr(KⱼᵀKⱼ)/dⱼ
     hs = []
     for n, (gram, weight) in enumerate(H.in_frame(Ks, structures)):
-        others = math.prod([t for j, t in enumerate(traces) if j != n], start=traces[n].new_ones(()))
+        others = math.prod(
+            [t for j, t in enumerate(traces) if j != n], start=traces[n].new_ones(())
+        )
         damping = structures[n].project_factor_gram(Ks[n]).to(wide)
         h = _per_block(weight.to(wide) / 2, gram) * gram
-        h.addcmul_(_per_block(max(lam, _LEAST_DAMPING) / 2 * others, gram), damping)
+        h.addcmul_(
+            _per_block(max(lam, _LEAST_DAMPING) / 2 * others * scales[n] ** 2, gram), damping
+        )
         hs.append(structures[n].add_to_diagonal_(h, -gamma / 2))
     return hs
 
@@ -70,7 +79,14 @@ def move_factors_(
     for n, (K, m, structure) in enumerate(zip(Ks, ms, structures, strict=True)):
         step = beta2 / norm(n, m).clamp(min=1.0)
         scaled = (m * _per_block(step, m)).to(dtype)
-        K.sub_(structure.product(K.to(dtype), scaled))
+        if dtype == torch.float16:  # it has not the range of the others
+            largest = K.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+            K.sub_(
+                structure.product((K / _per_block(largest, K)).to(dtype), scaled)
+                * _per_block(largest, K)
+            )
+        else:
+            K.sub_(structure.product(K.to(dtype), scaled))
 
 
 def precondition(G: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure]) -> Tensor:

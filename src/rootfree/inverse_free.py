@@ -1,0 +1,154 @@
+"""Inverse-free factors on a stack of blocks: state, refresh, direction.
+
+The rule is in rules/if_shampoo.py; here are the precisions around it. Products run in the dtype of
+G (bf16 on CUDA), factors and tangent vectors are accumulated in fp32 or wider. In bfloat16, which
+may hold the factors to save memory, they are rounded stochastically: rounded to nearest, a factor
+would not move at all at the usual step sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootfree.blocks import Tile
+from rootfree.curvature import GradientOuterProduct
+from rootfree.precision import rounding_counters, working_dtype
+from rootfree.rounding import stochastic_round_
+from rootfree.rules.if_shampoo import move_factors_, precondition, tangents
+from rootfree.rules.norms import frobenius_norm, spectral_norm_
+from rootfree.structures import Diagonal, Structure
+
+Group = dict[str, Any]
+Structures = tuple[Structure, ...]
+
+
+def factor_state(
+    p: Tensor, tile: Tile, structures: Structures, group: Group, *, salt: int
+) -> dict[str, Tensor]:
+    """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; what the norm and the rounding keep."""
+    b, wide, device = tile.blocks, working_dtype(p), p.device
+    dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
+    scale = 1.0 if group["init_scale"] == "gradient" else group["init_scale"]
+    state: dict[str, Tensor] = {}
+    for n, structure in enumerate(structures):
+        state[f"factor{n}"] = structure.identity(b, dtype=dtype, device=device) * scale
+        if group["riemannian_momentum"] > 0:
+            state[f"tangent{n}"] = torch.zeros_like(state[f"factor{n}"], dtype=wide)
+        if group["factor_norm"] == "spectral" and not isinstance(structure, Diagonal):
+            state[f"power{n}"] = _unit_vectors(b, structure.d, dtype=wide, device=device)
+    if group["init_scale"] == "gradient":
+        state["started"] = torch.zeros(b, dtype=torch.bool, device=device)
+    if dtype == torch.bfloat16:
+        state["rounding"] = rounding_counters((b,), salt=salt, device=device)
+    return state
+
+
+def direction(
+    group: Group, structures: Structures, state: dict[str, Tensor], G: Tensor, refresh: bool
+) -> Tensor:
+    """U of a stack of gradients G; on refresh the factors move first.  Changes state."""
+    dtype = group["matmul_dtype"] if group["matmul_dtype"] == torch.float16 else G.dtype
+    G, size = _scaled_for(dtype, G)
+    if refresh:
+        _refresh_(group, structures, state, G, size)
+    Ks, scales = _operands(structures, state, dtype)
+    U = precondition(G, Ks, structures)
+    if dtype != torch.float16:
+        return U
+    factor = size * math.prod([s.square() for s in scales])
+    return U.float() * factor.view(-1, *[1] * (U.dim() - 1))
+
+
+def _refresh_(
+    group: Group, structures: Structures, state: dict[str, Tensor], G: Tensor, size: Any
+) -> None:
+    wide = torch.promote_types(G.dtype, torch.float32)
+    if "started" in state:
+        _start_(structures, state, G, size, B=group["batch_size"])
+    Ks, scales = _operands(structures, state, G.dtype)
+    H = GradientOuterProduct(G, group["batch_size"], scale=size * math.prod(scales))
+    # h <- ½(curvature in the factors' frame + damping - γI)
+    hs = tangents(Ks, scales, H, structures, lam=group["damping"], gamma=group["gamma"], wide=wide)
+    alpha2 = group["riemannian_momentum"]
+    for n, h in enumerate(hs):
+        if f"tangent{n}" in state:
+            # m <- α₂ m + (1-α₂) h
+            hs[n] = state[f"tangent{n}"].lerp_(h, 1 - alpha2)
+    stored = [state[f"factor{n}"] for n in range(len(structures))]
+    accumulators = [K.to(wide) for K in stored]  # the factors themselves where they are wide
+    # K <- K (I - β₂ m/max(1, ‖m‖))
+    norm = partial(_norm, group, structures, state, G.dtype)
+    move_factors_(accumulators, hs, structures, beta2=group["precond_lr"], norm=norm, dtype=G.dtype)
+    for K, moved in zip(stored, accumulators, strict=True):
+        if K.dtype == torch.bfloat16:
+            stochastic_round_(K, moved, state["rounding"])
+            state["rounding"] += 1
+
+
+def _norm(
+    group: Group,
+    structures: Structures,
+    state: dict[str, Tensor],
+    dtype: torch.dtype,
+    n: int,
+    m: Tensor,
+) -> Tensor:
+    if group["factor_norm"] == "frobenius":
+        return frobenius_norm(structures[n], m)
+    if group["factor_norm"] == "spectral":
+        v = state.get(f"power{n}", m)
+        return spectral_norm_(structures[n], m, v, beta2=group["precond_lr"], dtype=dtype)
+    return m.new_ones(len(m))
+
+
+def _start_(
+    structures: Structures, state: dict[str, Tensor], G: Tensor, size: Any, *, B: int
+) -> None:
+    """Kₙ <- (B·mean(G²))^{-1/(2N)}·I in blocks that meet their first gradient which is not zero."""
+    wide = torch.promote_types(G.dtype, torch.float32)
+    largest = G.abs().flatten(1).amax(1).to(wide)
+    unit = G.flatten(1).to(wide) / largest.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    rms = unit.square().mean(1).sqrt() * largest * size  # no squares of very small numbers
+    fresh = ~state["started"] & (rms > 0) & rms.isfinite()
+    scale = torch.where(fresh, (math.sqrt(B) * rms).pow(-1 / len(structures)), 1.0)
+    for n in range(len(structures)):
+        K = state[f"factor{n}"]
+        K.mul_(scale.to(K.dtype).view(-1, *[1] * (K.dim() - 1)))
+    state["started"] |= fresh
+
+
+def _operands(
+    structures: Structures, state: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[list[Tensor], list[Any]]:
+    """The factors in the dtype of the products, and the numbers (b,) that they were divided by.
+
+    Only fp16 needs the division (by the RMS singular value): the others have the range of fp32.
+    """
+    Ks = [state[f"factor{n}"] for n in range(len(structures))]
+    if dtype != torch.float16:
+        return [K.to(dtype) for K in Ks], [1.0] * len(Ks)
+    scales = [(s.squared_norm(K) / s.d).sqrt().float() for s, K in zip(structures, Ks, strict=True)]
+    scaled = [
+        (K / scale.view(-1, *[1] * (K.dim() - 1))).to(dtype)
+        for K, scale in zip(Ks, scales, strict=True)
+    ]
+    return scaled, scales
+
+
+def _scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
+    """G in the dtype of the products; for fp16 divided by its largest entry, which is returned."""
+    if dtype != torch.float16:
+        return G, 1.0
+    size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+    return (G / size.view(-1, *[1] * (G.dim() - 1))).to(dtype), size
+
+
+def _unit_vectors(b: int, d: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Fixed random unit vectors: where power iteration starts."""
+    v = torch.randn(d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)
+    return (v / v.norm()).to(device, dtype).expand(b, d).clone()

@@ -1,0 +1,227 @@
+"""Shampoo without roots: the inverse-free method, and its counterpart that inverts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from rootfree.block_optimizer import BlockOptimizer
+from rootfree.blocks import Tile
+from rootfree.curvature import GradientOuterProduct
+from rootfree.factor_options import (
+    BLOCK_OPTIONS,
+    INVERSE_FREE_OPTIONS,
+    matmul_dtype_for,
+    structured_tiles,
+)
+from rootfree.inverse_free import direction, factor_state
+from rootfree.optimizer import Group
+from rootfree.precision import working_dtype
+from rootfree.rules import rf_shampoo
+from rootfree.structures import Structure
+
+Structures = tuple[Structure, ...]
+Tiles = list[tuple[Tile, Structures]]
+
+
+class IFShampoo(BlockOptimizer):
+    r"""Inverse-free Shampoo: a Kronecker-factored preconditioner moved by matrix products alone.
+
+    .. code-block:: text
+
+        Ĝ  = G with Kⱼᵀ applied on every axis j
+        hₙ = ½(B·Ĝ₍ₙ₎Ĝ₍ₙ₎ᵀ/D₋ₙ + λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ · KₙᵀKₙ - γI)     every T steps
+        mₙ <- α₂ mₙ + (1 - α₂) hₙ
+        Kₙ <- Kₙ (I - β₂ mₙ/max(1, ‖mₙ‖))                                 all from the old K
+        U  = G with KₙKₙᵀ applied on every axis n
+        M  <- α₁ M + U + κ W
+        W  <- W - β₁ M
+
+    There is no root, no inverse and no eigendecomposition, so it runs in bfloat16 and cannot fail
+    to converge. Tensors of any order are taken: axes of size one are dropped, small input axes
+    merged, axes longer than ``block_size`` cut into blocks, and blocks of equal shape go through
+    one batched call.
+
+    Args:
+        params: parameters, named parameters or groups, as for every torch optimizer.
+        lr: β₁, step size of the parameters (a number or a one-element tensor).
+        batch_size: B, the number of loss terms that the loss averages; no default, see
+            :class:`rootfree.RFRMSprop`.
+        precond_lr: β₂, step size of the factors.
+        momentum: α₁, heavy-ball momentum on the direction, without dampening.
+        riemannian_momentum: α₂, momentum on the tangent vector of the factors (costs their memory).
+        damping: λ, added to the curvature.
+        weight_decay: κ, added to the direction; with ``update_rms`` decoupled.
+        gamma: γ, 1 averages the curvature (Shampoo as RMSProp), 0 sums it (as AdaGrad).
+        update_every: T, or a schedule: "logarithmic" and "logarithmic:<T>" refresh at every step
+            early and ever more rarely (at most every T-th step) later; "module:function" names a
+            function of the step count that returns whether to refresh.
+        structure: "auto", a name, a tuple of names (one per axis), or a dict from the number of
+            axes to either. Names: dense, diagonal, block_diagonal:<k>, lower_triangular,
+            upper_triangular, hierarchical:<k>, lower_toeplitz, upper_toeplitz. "auto" is dense,
+            but diagonal for vectors and for axes as long as a vocabulary.
+        block_size: longer axes are cut into nearly equal blocks, and input axes merged up to this
+            size; None: neither.
+        factor_dtype: dtype of the factors. None: float32 (float64 for float64 parameters).
+            ``torch.bfloat16`` halves their memory and rounds stochastically.
+        matmul_dtype: dtype of the matrix products. None: bfloat16 on CUDA, float32 elsewhere.
+        factor_norm: "spectral" (the rate does not depend on the width), "frobenius" (the paper's),
+            or None (no normalisation: for studies of the plain rule).
+        update_rms: None (the paper's step), or r: the direction after momentum is rescaled to RMS r
+            per parameter. With 0.2, learning rate and weight decay tuned for AdamW can be kept.
+        max_update_rms: cap on the direction's RMS per parameter, before momentum; None: no cap.
+        init_scale: Kₙ starts at this multiple of I; "gradient": at (B·mean(G²))^{-1/(2N)}·I, from
+            the first gradient that is not zero.
+        state_dtype: dtype of the momentum, as in :class:`rootfree.RFRMSprop`.
+
+    With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
+    init_scale=1.0, max_update_rms=None`` this is the paper's method, on every parameter. Low memory:
+    ``factor_dtype=torch.bfloat16, state_dtype=torch.bfloat16``.
+
+    DEFAULTS_NOTE
+
+    Example:
+        >>> import torch, rootfree
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = rootfree.IFShampoo(model.parameters(), lr=1e-2, batch_size=32)
+        >>> x, y = torch.randn(32, 4), torch.randn(32, 3)
+        >>> torch.nn.functional.mse_loss(model(x), y).backward()
+        >>> optimizer.step()
+        >>> print(optimizer.summary().splitlines()[1])
+        0          3x4     dense 3 x dense 4                  193
+    """
+
+    options = INVERSE_FREE_OPTIONS
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,  # β₁
+        *,
+        batch_size: int | None = None,  # B
+        precond_lr: float = 0.05,  # β₂
+        momentum: float = 0.9,  # α₁
+        riemannian_momentum: float = 0.0,  # α₂
+        damping: float = 1e-4,  # λ
+        weight_decay: float = 0.0,  # κ
+        gamma: float = 1.0,  # γ
+        update_every: int | str = 2,  # T
+        structure: Any = "auto",
+        block_size: int | None = 1024,
+        factor_dtype: torch.dtype | None = None,
+        matmul_dtype: torch.dtype | None = None,
+        factor_norm: str | None = "spectral",
+        update_rms: float | None = None,
+        max_update_rms: float | None = 10.0,
+        init_scale: float | str = "gradient",
+        state_dtype: torch.dtype | None = None,
+    ) -> None:
+        given = locals()
+        super().__init__(params, {name: given[name] for name in self.options})
+
+    def _tiles(self, p: Tensor, group: Group) -> Tiles:
+        return structured_tiles(
+            tuple(p.shape), structure=group["structure"], block_size=group["block_size"]
+        )
+
+    def _block_state(
+        self, p: Tensor, tile: Tile, structures: Structures, group: Group
+    ) -> dict[str, Tensor]:
+        return factor_state(p, tile, structures, group, salt=len(self.state))
+
+    def _gradient_dtype(self, p: Tensor, group: Group) -> torch.dtype:
+        dtype = matmul_dtype_for(p, group["matmul_dtype"])
+        return torch.float32 if dtype == torch.float16 else dtype
+
+    def _direction(
+        self,
+        group: Group,
+        structures: Structures,
+        state: dict[str, Tensor],
+        G: Tensor,
+        refresh: bool,
+    ) -> Tensor:
+        return direction(group, structures, state, G, refresh)
+
+
+class RFShampoo(BlockOptimizer):
+    r"""RF-Shampoo: Kronecker factors without roots, inverted by Cholesky.
+
+    .. code-block:: text
+
+        Sₙ <- (1 - β₂γ)Sₙ + β₂/D₋ₙ·(B·G₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]G₍ₙ₎ᵀ + λ ∏_{j≠n} tr(Sⱼ⁻¹)·I)
+        U  = G with Sₙ⁻¹ applied on every axis n;   M <- α₁ M + U + κ W;   W <- W - β₁ M
+
+    It is what :class:`rootfree.IFShampoo` does to first order, with exact inverses: the one to
+    compare with. It is slower, needs float32 or float64, and twice the memory. The arguments are
+    those of IFShampoo, less what belongs to its factors; ``precond_lr`` may be up to 1.
+
+    DEFAULTS_NOTE
+
+    Example:
+        >>> import torch, rootfree
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = rootfree.RFShampoo(model.parameters(), lr=1e-2, batch_size=32)
+        >>> x, y = torch.randn(32, 4), torch.randn(32, 3)
+        >>> torch.nn.functional.mse_loss(model(x), y).backward()
+        >>> optimizer.step()
+    """
+
+    options = BLOCK_OPTIONS
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,  # β₁
+        *,
+        batch_size: int | None = None,  # B
+        precond_lr: float = 0.05,  # β₂
+        momentum: float = 0.9,  # α₁
+        damping: float = 1e-4,  # λ
+        weight_decay: float = 0.0,  # κ
+        gamma: float = 1.0,  # γ
+        update_every: int | str = 2,  # T
+        block_size: int | None = 1024,
+        update_rms: float | None = None,
+        max_update_rms: float | None = 10.0,
+        state_dtype: torch.dtype | None = None,
+    ) -> None:
+        given = locals()
+        super().__init__(params, {name: given[name] for name in self.options})
+
+    def _tiles(self, p: Tensor, group: Group) -> Tiles:
+        return structured_tiles(tuple(p.shape), structure="dense", block_size=group["block_size"])
+
+    def _block_state(
+        self, p: Tensor, tile: Tile, structures: Structures, group: Group
+    ) -> dict[str, Tensor]:
+        dtype = working_dtype(p)
+        return {
+            f"{name}{n}": s.identity(tile.blocks, dtype=dtype, device=p.device)
+            for n, s in enumerate(structures)
+            for name in ("factor", "inverse")
+        }
+
+    def _direction(
+        self,
+        group: Group,
+        structures: Structures,
+        state: dict[str, Tensor],
+        G: Tensor,
+        refresh: bool,
+    ) -> Tensor:
+        axes = range(len(structures))
+        inverses = [state[f"inverse{n}"] for n in axes]
+        if refresh:
+            rf_shampoo.update_factors_(
+                [state[f"factor{n}"] for n in axes],
+                inverses,
+                GradientOuterProduct(G, group["batch_size"]),
+                beta2=group["precond_lr"],
+                lam=group["damping"],
+                gamma=group["gamma"],
+            )
+        return rf_shampoo.precondition(G, inverses)
