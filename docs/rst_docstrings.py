@@ -22,4 +22,6 @@ class RstToMarkdown(griffe.Extension):
         text = re.sub(r"^\.\. code-block:: *\w*\n\n", "", text, flags=re.MULTILINE)
         text = re.sub(r":(?:class|func|meth):`rootfree\.([\w.]+)`", r"[`\1`][rootfree.\1]", text)
         text = re.sub(r":(?:class|func|meth):`([\w.]+)`", r"`\1`", text)
+        # "block_diagonal:<k>" would be taken for a tag.
+        text = re.sub(r"<([A-Za-z])>", r"&lt;\1&gt;", text)
         obj.docstring.value = text

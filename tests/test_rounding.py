@@ -71,6 +71,7 @@ def test_the_mean_is_right(sixteenths, sign):
 def test_the_mean_is_right_at_the_ends_of_the_interval():
     """The last of the 16 dropped bits counts: a fraction of 2⁻¹⁶ goes up about once in 2¹⁶."""
     n = 2**20
+    assert (rounded(torch.ones(n)) == 1).all()  # and a fraction of zero never does
     value = torch.tensor(1.0).view(torch.int32).add(1).view(torch.float32)
     ups = (rounded(value.expand(n)) > 1).sum().item()
     assert abs(ups - 16) < 5 * math.sqrt(16)

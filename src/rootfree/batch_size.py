@@ -79,7 +79,7 @@ class BatchSizeTracker:
         self._count = count
         self._data_parallel_size = data_parallel_size
         self._total = 0
-        self._optimizer = optimizer
+        self._optimizer: RootFreeOptimizer | None = optimizer
         self._hook = model.register_forward_hook(self._after_forward, with_kwargs=True)
         optimizer._batch_counter = self
 
@@ -87,7 +87,7 @@ class BatchSizeTracker:
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if not (module.training and torch.is_grad_enabled()):
+        if self._optimizer is None or not (module.training and torch.is_grad_enabled()):
             return
         terms = positive_integer("the count of loss terms", self._count(args, kwargs))
         # Counted when the backward pass comes by, not now: zero_grad() may stand between forward
@@ -120,14 +120,25 @@ class BatchSizeTracker:
     def remove(self) -> None:
         """Take the hook off the model; the optimizer keeps the last batch size."""
         self._hook.remove()
-        if self._optimizer._batch_counter is self:
+        if self._optimizer is not None and self._optimizer._batch_counter is self:
             self._optimizer._batch_counter = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The hook is copied and pickled along with the model (averaged copies, torch.save(model)).
+        # That copy counts nothing, and does not take the optimizer and its state with it.
+        return _detached_tracker, ()
 
     def __enter__(self) -> BatchSizeTracker:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+def _detached_tracker() -> BatchSizeTracker:
+    tracker = BatchSizeTracker.__new__(BatchSizeTracker)
+    tracker._optimizer = None
+    return tracker
 
 
 def first_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

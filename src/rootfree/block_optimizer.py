@@ -123,15 +123,13 @@ class BlockOptimizer(RootFreeOptimizer):
             if not any(slot.p in gradients for slot in bucket.slots):
                 continue
             G = bucket.gather(gradients, dtype=self._gradient_dtype(ps[0], group))
-            rows = bucket.rows(gradients)
-            slabs = bucket.slabs
-            if rows is not None:  # members without a gradient are left out, their state untouched
-                slabs = {name: slab[rows] for name, slab in slabs.items()}
-            U = self._direction(group, bucket.structures, slabs, G, refresh)
-            bucket.scatter_(directions, U)
-            if rows is not None and refresh:
-                for name, slab in slabs.items():
-                    bucket.slabs[name][rows] = slab
+            # Members without a gradient are left out, their state untouched.
+            state = bucket.state_of(gradients)
+            bucket.scatter_(
+                directions, self._direction(group, bucket.structures, state, G, refresh)
+            )
+            if refresh:
+                bucket.write_back_(gradients, state)
         self._descend(group, ps, [directions[p] for p in ps])
 
     def _descend(self, group: Group, ps: list[Tensor], us: list[Tensor]) -> None:

@@ -120,7 +120,8 @@ def tiles_of(axes: tuple[int, ...], block_sizes: Sequence[int | None]) -> list[T
 
 def matricise(G: Tensor, n: int) -> Tensor:
     """G₍ₙ₎: (b, d_1..d_N) -> (b, d_n, ∏_{j≠n} d_j)."""
-    return G.movedim(n + 1, 1).flatten(2) if G.dim() > 2 else G.unsqueeze(2)
+    matrix: Tensor = G.movedim(n + 1, 1).flatten(2) if G.dim() > 2 else G.unsqueeze(2)
+    return matrix
 
 
 def multiply_axis(G: Tensor, n: int, multiply: Callable[[Tensor], Tensor]) -> Tensor:
@@ -128,4 +129,5 @@ def multiply_axis(G: Tensor, n: int, multiply: Callable[[Tensor], Tensor]) -> Te
     if G.dim() == 2:
         return multiply(G.unsqueeze(2)).squeeze(2)
     moved = G.movedim(n + 1, 1)
-    return multiply(moved.flatten(2)).unflatten(2, moved.shape[2:]).movedim(1, n + 1)
+    product: Tensor = multiply(moved.flatten(2)).unflatten(2, moved.shape[2:]).movedim(1, n + 1)
+    return product

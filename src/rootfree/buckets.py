@@ -75,27 +75,26 @@ class Bucket:
         for slot, part in zip(present, _split(stack, present), strict=True):
             slot.tile.grid(tensors[slot.p]).copy_(slot.tile.stacked_grid(part))
 
-    def rows(self, tensors: Mapping[Tensor, Tensor]) -> Tensor | None:
-        """Which rows of the slabs belong to the parameters that are there; None means all."""
+    def state_of(self, tensors: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
+        """The slabs; where some parameters are not in `tensors`, copies of the others' rows."""
         if all(slot.p in tensors for slot in self.slots):
-            return None
-        counts = [slot.tile.blocks for slot in self.slots]
-        wanted = [
-            row
-            for slot, start, count in zip(self.slots, _starts(counts), counts, strict=True)
-            if slot.p in tensors
-            for row in range(start, start + count)
+            return self.slabs
+        present = [
+            views for slot, views in zip(self.slots, self._views, strict=True) if slot.p in tensors
         ]
-        return torch.tensor(wanted, device=self.slots[0].p.device)
+        return {name: torch.cat([views[name] for views in present]) for name in self.slabs}
+
+    def write_back_(self, tensors: Mapping[Tensor, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Put what `state_of` gave back into the slabs, if it was a copy."""
+        if state is self.slabs:
+            return
+        present = [i for i, slot in enumerate(self.slots) if slot.p in tensors]
+        for name, stack in state.items():
+            parts = _split(stack, [self.slots[i] for i in present])
+            for i, part in zip(present, parts, strict=True):
+                self._views[i][name].copy_(part)
 
 
 def _split(stack: Tensor, slots: Sequence[Slot]) -> Sequence[Tensor]:
-    return stack.split([slot.tile.blocks for slot in slots])
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    starts, total = [], 0
-    for count in counts:
-        starts.append(total)
-        total += count
-    return starts
+    parts: Sequence[Tensor] = stack.split([slot.tile.blocks for slot in slots])
+    return parts

@@ -20,8 +20,7 @@ from rootfree.curvature import GradientOuterProduct
 from rootfree.precision import rounding_counters, working_dtype
 from rootfree.rounding import stochastic_round_
 from rootfree.rules.if_shampoo import move_factors_, precondition, tangents
-from rootfree.rules.norms import frobenius_norm, spectral_norm_
-from rootfree.structures import Diagonal, Structure
+from rootfree.structures import Structure
 
 Group = dict[str, Any]
 Structures = tuple[Structure, ...]
@@ -30,7 +29,7 @@ Structures = tuple[Structure, ...]
 def factor_state(
     p: Tensor, tile: Tile, structures: Structures, group: Group, *, salt: int
 ) -> dict[str, Tensor]:
-    """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; what the norm and the rounding keep."""
+    """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; what start and rounding keep."""
     b, wide, device = tile.blocks, working_dtype(p), p.device
     dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
     scale = 1.0 if group["init_scale"] == "gradient" else group["init_scale"]
@@ -39,8 +38,6 @@ def factor_state(
         state[f"factor{n}"] = structure.identity(b, dtype=dtype, device=device) * scale
         if group["riemannian_momentum"] > 0:
             state[f"tangent{n}"] = torch.zeros_like(state[f"factor{n}"], dtype=wide)
-        if group["factor_norm"] == "spectral" and not isinstance(structure, Diagonal):
-            state[f"power{n}"] = _unit_vectors(b, structure.d, dtype=wide, device=device)
     if group["init_scale"] == "gradient":
         state["started"] = torch.zeros(b, dtype=torch.bool, device=device)
     if dtype == torch.bfloat16:
@@ -58,10 +55,10 @@ def direction(
         _refresh_(group, structures, state, G, size)
     Ks, scales = _operands(structures, state, dtype)
     U = precondition(G, Ks, structures)
-    if dtype != torch.float16:
-        return U
-    factor = size * math.prod([s.square() for s in scales])
-    return U.float() * factor.view(-1, *[1] * (U.dim() - 1))
+    if dtype == torch.float16:
+        factor = size * math.prod([s.square() for s in scales])
+        U = U.float() * factor.view(-1, *[1] * (U.dim() - 1))
+    return U
 
 
 def _refresh_(
@@ -82,7 +79,7 @@ def _refresh_(
     stored = [state[f"factor{n}"] for n in range(len(structures))]
     accumulators = [K.to(wide) for K in stored]  # the factors themselves where they are wide
     # K <- K (I - β₂ m/max(1, ‖m‖))
-    norm = partial(_norm, group, structures, state, G.dtype)
+    norm = partial(_norm, group, structures, G.dtype)
     move_factors_(accumulators, hs, structures, beta2=group["precond_lr"], norm=norm, dtype=G.dtype)
     for K, moved in zip(stored, accumulators, strict=True):
         if K.dtype == torch.bfloat16:
@@ -90,19 +87,12 @@ def _refresh_(
             state["rounding"] += 1
 
 
-def _norm(
-    group: Group,
-    structures: Structures,
-    state: dict[str, Tensor],
-    dtype: torch.dtype,
-    n: int,
-    m: Tensor,
-) -> Tensor:
+def _norm(group: Group, structures: Structures, dtype: torch.dtype, n: int, m: Tensor) -> Tensor:
+    """‖mₙ‖ (b,). The spectral one is from above: β₂‖m‖₂/norm < 1, so that K stays invertible."""
     if group["factor_norm"] == "frobenius":
-        return frobenius_norm(structures[n], m)
+        return structures[n].squared_norm(m).sqrt()
     if group["factor_norm"] == "spectral":
-        v = state.get(f"power{n}", m)
-        return spectral_norm_(structures[n], m, v, beta2=group["precond_lr"], dtype=dtype)
+        return structures[n].spectral_bound(m, dtype=dtype)
     return m.new_ones(len(m))
 
 
@@ -146,9 +136,3 @@ def _scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
         return G, 1.0
     size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
     return (G / size.view(-1, *[1] * (G.dim() - 1))).to(dtype), size
-
-
-def _unit_vectors(b: int, d: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Fixed random unit vectors: where power iteration starts."""
-    v = torch.randn(d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)
-    return (v / v.norm()).to(device, dtype).expand(b, d).clone()

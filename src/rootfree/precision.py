@@ -23,7 +23,9 @@ def in_working_dtype(ps: Tensors, gs: Tensors) -> Tensors:
     return gs if gs[0].dtype == dtype else [g.to(dtype) for g in gs]
 
 
-def parameter_state(p: Tensor, group: Group, fill: Mapping[str, float], *, salt: int) -> Any:
+def parameter_state(
+    p: Tensor, group: Group, fill: Mapping[str, float], *, salt: int
+) -> dict[str, Tensor]:
     """State tensors laid out like `p`, each filled with a number, in the group's `state_dtype`.
 
     In bfloat16 there is also the counter that makes stochastic rounding repeatable; it starts at

@@ -41,8 +41,11 @@ def hash_noise(like: Tensor, counter: Tensor) -> Tensor:
 def stochastic_round_(narrow: Tensor, wide: Tensor, counter: Tensor) -> None:
     """narrow (bf16) <- wide (fp32), up or down at random so that the expectation is `wide`."""
     # Adding 16 random bits below the kept 16 carries with the probability of the dropped fraction.
-    bits = wide.float().contiguous().view(torch.int32) + hash_noise(wide, counter)
-    narrow.copy_((bits & -0x10000).view(torch.float32))
+    wide = wide.float().contiguous()
+    bits = wide.view(torch.int32) + hash_noise(wide, counter)
+    rounded = (bits & -0x10000).view(torch.float32)
+    # The bits of a NaN plus noise may carry out of the exponent and look like zero or infinity.
+    narrow.copy_(torch.where(wide.isnan(), wide, rounded))
 
 
 @contextmanager

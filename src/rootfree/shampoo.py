@@ -78,8 +78,8 @@ class IFShampoo(BlockOptimizer):
         state_dtype: dtype of the momentum, as in :class:`rootfree.RFRMSprop`.
 
     With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
-    init_scale=1.0, max_update_rms=None`` this is the paper's method, on every parameter. Low memory:
-    ``factor_dtype=torch.bfloat16, state_dtype=torch.bfloat16``.
+    init_scale=1.0, max_update_rms=None`` this is the paper's method, on every parameter. For low
+    memory take ``factor_dtype=torch.bfloat16, state_dtype=torch.bfloat16``.
 
     DEFAULTS_NOTE
 
@@ -102,7 +102,7 @@ class IFShampoo(BlockOptimizer):
         lr: float | Tensor = 1e-3,  # β₁
         *,
         batch_size: int | None = None,  # B
-        precond_lr: float = 0.05,  # β₂
+        precond_lr: float = 0.1,  # β₂
         momentum: float = 0.9,  # α₁
         riemannian_momentum: float = 0.0,  # α₂
         damping: float = 1e-4,  # λ
@@ -115,7 +115,7 @@ class IFShampoo(BlockOptimizer):
         matmul_dtype: torch.dtype | None = None,
         factor_norm: str | None = "spectral",
         update_rms: float | None = None,
-        max_update_rms: float | None = 10.0,
+        max_update_rms: float | None = 1.0,
         init_scale: float | str = "gradient",
         state_dtype: torch.dtype | None = None,
     ) -> None:
@@ -178,7 +178,7 @@ class RFShampoo(BlockOptimizer):
         lr: float | Tensor = 1e-3,  # β₁
         *,
         batch_size: int | None = None,  # B
-        precond_lr: float = 0.05,  # β₂
+        precond_lr: float = 0.1,  # β₂
         momentum: float = 0.9,  # α₁
         damping: float = 1e-4,  # λ
         weight_decay: float = 0.0,  # κ
@@ -186,7 +186,7 @@ class RFShampoo(BlockOptimizer):
         update_every: int | str = 2,  # T
         block_size: int | None = 1024,
         update_rms: float | None = None,
-        max_update_rms: float | None = 10.0,
+        max_update_rms: float | None = 1.0,
         state_dtype: torch.dtype | None = None,
     ) -> None:
         given = locals()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,3 +37,35 @@ def bench(
     from rootfree_lab.bench import run_bench
 
     console.print(run_bench(shapes, steps=steps))
+
+
+@app.command()
+def verify(
+    only: Annotated[
+        list[str] | None, typer.Option(help="Name of a claim to check; may be given repeatedly.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    json: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="File to write the figures to.")
+    ] = None,
+) -> None:
+    """Check the paper's claims numerically on the library, one line a claim."""
+    from rootfree_lab.verify import report
+
+    try:
+        claims = report.chosen(only or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--only") from error
+    if json is not None and not json.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(json.parent)!r}", param_hint="--json")
+    results = []
+    for claim, measured in report.measure(claims, seed=seed):
+        results.append((claim, measured))
+        if not console.is_terminal:
+            typer.echo(report.line(claim, measured))
+    if console.is_terminal:
+        console.print(report.as_table(results))
+    if json is not None:
+        json.write_text(report.as_json(results, seed=seed), encoding="utf-8")
+    if not all(measured.passed for _, measured in results):
+        raise typer.Exit(1)

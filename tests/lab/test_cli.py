@@ -6,17 +6,23 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from rootfree_lab import bench as bench_module
-from rootfree_lab.commands import app
+from rootfree_lab import commands
 from rootfree_lab.demo import OPTIMIZERS as DEMO_OPTIMIZERS
 from rootfree_lab.shapes import SHAPE_SETS
 
 
+@pytest.fixture(autouse=True)
+def wide_console(monkeypatch) -> None:
+    """No cell of a table is cut, whatever the numbers in it."""
+    monkeypatch.setattr(commands, "console", Console(width=200))
+
+
 def run(*arguments: str):
-    # wide enough that no cell of the table is cut
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    return CliRunner().invoke(commands.app, list(arguments))
 
 
 def test_demo():

@@ -20,7 +20,7 @@ STEPS = 100
 
 # A step rounds about ten times, each time by at most half of eps = 2.2e-16 of the largest value
 # seen, and nothing amplifies it (the gradients are given, they do not depend on the parameters):
-# 100 steps · 10 · 1.1e-16 = 1.1e-13. The bound is the 1e-12.
+# 100 steps · 10 · 1.1e-16 = 1.1e-13, and a margin of ten.
 AGREES = 1e-12
 
 

@@ -29,7 +29,7 @@ class GradientOuterProduct:
     def in_frame(
         self, Ks: Sequence[Tensor], structures: Sequence[Structure]
     ) -> list[tuple[Tensor, Tensor]]:
-        """For every axis n: Π(Ĝ₍ₙ₎Ĝ₍ₙ₎ᵀ) with its weight B/D₋ₙ, where Ĝ is G with Kⱼᵀ on each axis j.
+        """For every axis n: Π(Ĝ₍ₙ₎Ĝ₍ₙ₎ᵀ) and its weight B/D₋ₙ; Ĝ is G with Kⱼᵀ on each axis j.
 
         Returned as (packed gram, weight (b,)): the gram is of a Ĝ scaled to entries of at most one,
         so that no product overflows or vanishes in half precision; the weight makes up for it.

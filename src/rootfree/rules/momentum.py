@@ -60,6 +60,6 @@ def _accumulate_(ms: Tensors, us: Tensors, *, alpha1: float) -> Tensors:
 
 
 def _rms(tensors: Tensors) -> Tensor:
-    norms = torch.stack(torch._foreach_norm(tensors))
+    # The sizes go in as numbers, not as a tensor: nothing is copied to the device.
     roots = [1 / math.sqrt(t.numel()) for t in tensors]
-    return norms * torch.tensor(roots, dtype=norms.dtype).to(norms.device, non_blocking=True)
+    return torch.stack(torch._foreach_mul(torch._foreach_norm(tensors), roots))

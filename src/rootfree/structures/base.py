@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rootfree.structures.norms import schatten8
 from rootfree.structures.precision import sum_of_squares
 
 
@@ -23,7 +24,8 @@ class Structure(ABC):
       pack(⟦K⟧) = K                         apply(K, X) = ⟦K⟧X,  apply_transposed(K, X) = ⟦K⟧ᵀX
       ⟦product(K, M)⟧ = ⟦K⟧⟦M⟧              product(identity, K) = product(K, identity) = K
       project_gram(X) = project(XXᵀ)        project_factor_gram(K) = project(⟦K⟧ᵀ⟦K⟧)
-      squared_norm(K) = ‖⟦K⟧‖²              add_to_diagonal_(M, v): ⟦M⟧ <- ⟦M⟧ + v·I
+      squared_norm(K) = ‖⟦K⟧‖²              spectral_bound(M) >= ‖⟦M⟧‖₂
+      add_to_diagonal_(M, v): ⟦M⟧ <- ⟦M⟧ + v·I
 
     The projection. A step K exp(-βm), m ∈ 𝔞, changes KKᵀ to first order by -2β·K sym(m) Kᵀ, with
     sym(m) = (m + mᵀ)/2. Π(M) of a symmetric M is the m ∈ 𝔞 whose sym(m) is nearest to M:
@@ -94,6 +96,13 @@ class Structure(ABC):
     def project_factor_gram(self, K: Tensor) -> Tensor:
         """``Π(Kᵀ K)``, packed."""
         return self.project_gram(self.unpack(K).mT)
+
+    def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """At least ``‖M‖₂``, and little more: the Schatten-8 norm unless said otherwise, (b,).
+
+        The products run in `dtype`.
+        """
+        return schatten8(self.unpack(M), dtype=dtype)
 
     def squared_norm(self, K: Tensor) -> Tensor:
         """``‖K‖² = tr KᵀK`` of the dense matrix, (b,)."""

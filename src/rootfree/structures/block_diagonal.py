@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rootfree.structures.base import SizedStructure
+from rootfree.structures.norms import schatten8
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,9 @@ class BlockDiagonal(SizedStructure):
 
     def project_factor_gram(self, K: Tensor) -> Tensor:
         return K.mT @ K
+
+    def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
+        return schatten8(M, dtype=dtype).amax(1)
 
     def _split(self, X: Tensor) -> Tensor:
         """(b, d, r) -> (b, n, k, r), zero rows at the end."""

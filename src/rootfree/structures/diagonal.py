@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rootfree.structures.base import Structure
@@ -46,3 +47,6 @@ class Diagonal(Structure):
 
     def project_factor_gram(self, K: Tensor) -> Tensor:
         return K.square()
+
+    def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
+        return M.abs().amax(1)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rootfree.structures.base import SizedStructure
+from rootfree.structures.norms import schatten8
 from rootfree.structures.precision import sum_of_squares
 
 
@@ -136,3 +138,12 @@ class Hierarchical(SizedStructure):
         new_middle = sum_of_squares(middle_columns, dim=1).to(K.dtype)
         new_bottom = B2.mT @ B + E.mT @ bottom  # [B₂ᵀB₁ + EᵀD, B₂ᵀB₂ + EᵀE]
         return self._double_borders_(self._join(A.mT @ top, new_middle, new_bottom))
+
+    def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
+        # ‖M‖₂² <= ‖dense rows‖₂² + ‖C‖₂²; the gram of the dense rows is only 2k×2k
+        t, _, _ = self._sizes
+        top, middle, bottom = self._parts(M)
+        rows = schatten8(torch.cat([top, pad(bottom, (t, 0))], dim=1), dtype=dtype)
+        if middle.shape[1] == 0:
+            return rows
+        return torch.hypot(rows, middle.abs().amax(1).to(rows.dtype))

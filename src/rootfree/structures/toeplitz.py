@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -66,6 +67,13 @@ class _Toeplitz(Structure):
         # Σᵢ (KᵀK)[i+j, i] = Σₘ (d-j-m) c[m+j] c[m]: place m+j carries its multiplicity, d-(m+j)
         c = K.to(wide_dtype(K.dtype))
         return self._tangent(_correlate(c, self._multiplicities(c) * c)).to(K.dtype)
+
+    def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
+        # ‖M‖₂ <= max |f| on the circle, f(z) = Σ c[j] zʲ. On 8d points a polynomial of this degree
+        # reaches cos(π/8) of its maximum (Bernstein).
+        points = torch.fft.rfft(M.to(wide_dtype(M.dtype)), 8 * self.d).abs()
+        bound: Tensor = points.amax(1) / math.cos(math.pi / 8)
+        return bound
 
     def squared_norm(self, K: Tensor) -> Tensor:
         c = K.to(wide_dtype(K.dtype))

@@ -1,0 +1,72 @@
+"""What a claim is, and what measuring it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure, the bar it has to clear, and whether it does."""
+
+    figure: float
+    bar: str
+    passed: bool
+    detail: str
+
+
+Measure = Callable[[torch.Generator], Measured]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence about the methods, and the function that measures whether it is so."""
+
+    name: str
+    sentence: str
+    measure: Measure
+
+
+def below(figure: float, limit: float, detail: str) -> Measured:
+    """Equality: the figure is a relative difference. One that is not a number does not pass."""
+    return Measured(figure, f"< {limit:g}", figure < limit, detail)
+
+
+def above(figure: float, limit: float, detail: str) -> Measured:
+    """A contrast, which has to show, or a lower bound."""
+    return Measured(figure, f"> {limit:g}", figure > limit, detail)
+
+
+def relative_difference(x: Tensor, y: Tensor) -> float:
+    """‖x - y‖/‖y‖."""
+    return float((x - y).norm() / y.norm())
+
+
+def largest(differences: Iterable[float]) -> float:
+    """The largest one; not a number if any is not (Python's max would pass over it)."""
+    return torch.tensor(list(differences), dtype=torch.float64).max().item()
+
+
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def mixing(generator: torch.Generator, *shape: int) -> Tensor:
+    """Square matrices (..., d, d) that are far from symmetric, with singular values from ½ to 2.
+
+    Bounded conditioning: rounding, and with it the bars, does not depend on the draw.
+    """
+    values = torch.logspace(-1, 1, shape[-1], base=2, dtype=torch.float64)
+    left, right = rotation(generator, *shape), rotation(generator, *shape)
+    return left @ values.diag() @ right
+
+
+def rotation(generator: torch.Generator, *shape: int) -> Tensor:
+    """Random orthogonal matrices (..., d, d)."""
+    Q: Tensor = torch.linalg.qr(normal(generator, *shape)).Q
+    return Q

@@ -1,0 +1,124 @@
+"""The methods as the paper states them, and how to start them at a given preconditioner.
+
+A start is given by matrices Aₙ, one per axis (one in all for the diagonal and full-matrix methods):
+S₀ = ⊗ AₙᵀAₙ, hence S₀⁻¹ = ⊗ KₙKₙᵀ with Kₙ = Aₙ⁻¹. It is what S₀ = I becomes in the coordinates q of
+p = (⊗ Aₙ) q, and for Aₙ = c^{1/2N}·I it is S₀ = c·I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import rootfree
+
+Shape = tuple[int, ...]
+State = dict[str, Tensor]
+
+# Twelve elements as a vector, a matrix and a tensor of three axes.
+VECTOR: Shape = (12,)
+MATRIX: Shape = (3, 4)
+TENSOR: Shape = (2, 3, 2)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, the shapes to try it on, and its state for a given preconditioner."""
+
+    name: str
+    build: Callable[..., torch.optim.Optimizer]
+    shapes: tuple[Shape, ...]
+    start: Callable[[Sequence[Tensor]], State]
+    kronecker: bool = False
+
+    def axes(self, shape: Shape) -> Shape:
+        """The sizes of the matrices Aₙ."""
+        return shape if self.kronecker else (torch.Size(shape).numel(),)
+
+    def make(self, p: nn.Parameter, As: Sequence[Tensor], **options: Any) -> torch.optim.Optimizer:
+        """The optimizer of one parameter, started at S₀ = ⊗ AₙᵀAₙ; without As as it is."""
+        optimizer = self.build([p], **options)
+        state, start = optimizer.state[p], self.start(As) if As else {}
+        for key in state.keys() & start.keys():
+            state[key].copy_(start[key])
+        return optimizer
+
+
+def inverses(state: State) -> list[Tensor]:
+    """Sₙ⁻¹ of every axis, from the state of a matrix method with one block."""
+    kept = sorted(key for key in state if key.startswith("block0.inverse"))
+    if kept:
+        return [state[key][0] for key in kept]
+    factors = sorted(key for key in state if key.startswith("block0.factor"))
+    return [state[key][0] @ state[key][0].mT for key in factors]
+
+
+def multiply_axes(As: Sequence[Tensor], q: Tensor) -> Tensor:
+    """(⊗ Aₙ) q: Aₙ along axis n, or one matrix on all elements."""
+    if len(As) == 1:
+        return (As[0] @ q.flatten()).view(q.shape)
+    for n, A in enumerate(As):
+        q = torch.tensordot(A, q, dims=([1], [n])).movedim(0, n)
+    return q
+
+
+def _diagonal_start(As: Sequence[Tensor]) -> State:
+    return {"preconditioner": (As[0].mT @ As[0]).diagonal()}
+
+
+def _matrix_start(As: Sequence[Tensor]) -> State:
+    S = As[0].mT @ As[0]
+    return {"block0.factor": S, "block0.inverse": torch.linalg.inv(S)}
+
+
+def _matrices_start(As: Sequence[Tensor]) -> State:
+    state = {}
+    for n, A in enumerate(As):
+        state[f"block0.factor{n}"] = S = A.mT @ A
+        state[f"block0.inverse{n}"] = torch.linalg.inv(S)
+    return state
+
+
+def _factors_start(As: Sequence[Tensor]) -> State:
+    return {f"block0.factor{n}": torch.linalg.inv(A) for n, A in enumerate(As)}
+
+
+_whole: dict[str, Any] = {"block_size": None, "update_every": 1, "max_update_rms": None}
+_paper: dict[str, Any] = {**_whole, "factor_norm": "frobenius", "init_scale": 1.0}
+
+RF_RMSPROP = Method("RF-RMSProp", rootfree.RFRMSprop, (VECTOR,), _diagonal_start)
+RF_FULL = Method(
+    "RF full matrix", partial(rootfree.RFFullAdagrad, **_whole), (VECTOR, MATRIX), _matrix_start
+)
+IF_COVARIANCE = Method(
+    "IF full matrix, covariance form",
+    partial(rootfree.IFFullAdagrad, form="covariance", **_paper),
+    (VECTOR, MATRIX),
+    _matrix_start,
+)
+IF_FACTOR = Method(
+    "IF full matrix, factor form",
+    partial(rootfree.IFFullAdagrad, form="factor", **_paper),
+    (VECTOR, MATRIX),
+    _factors_start,
+)
+RF_SHAMPOO = Method(
+    "RF-Shampoo",
+    partial(rootfree.RFShampoo, **_whole),
+    (VECTOR, MATRIX, TENSOR),
+    _matrices_start,
+    kronecker=True,
+)
+IF_SHAMPOO = Method(
+    "IF-Shampoo",
+    partial(rootfree.IFShampoo, structure="dense", **_paper),
+    (VECTOR, MATRIX, TENSOR),
+    _factors_start,
+    kronecker=True,
+)
+MATRIX_METHODS = (RF_FULL, IF_COVARIANCE, IF_FACTOR, RF_SHAMPOO, IF_SHAMPOO)

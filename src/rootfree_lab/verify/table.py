@@ -1,0 +1,144 @@
+"""All claims, by name: the sentence, and the function that measures it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rootfree_lab.verify import (
+    covariance,
+    equalities,
+    first_order,
+    fisher,
+    invariances,
+    methods,
+    precision,
+)
+from rootfree_lab.verify.claim import Claim
+
+_SCALED = {
+    "rf-rmsprop": methods.RF_RMSPROP,
+    "rf-full": methods.RF_FULL,
+    "if-covariance": methods.IF_COVARIANCE,
+    "rf-shampoo": methods.RF_SHAMPOO,
+    "if-shampoo": methods.IF_SHAMPOO,
+}
+_TRANSFORMED = {
+    "rf-rmsprop": (methods.RF_RMSPROP, "a diagonal A"),
+    "rf-full": (methods.RF_FULL, "any A"),
+    "if-covariance": (methods.IF_COVARIANCE, "any A"),
+    "if-factor": (methods.IF_FACTOR, "any A"),
+    "rf-shampoo": (methods.RF_SHAMPOO, "a Kronecker product E ⊗ F"),
+    "if-shampoo": (methods.IF_SHAMPOO, "a Kronecker product E ⊗ F"),
+}
+_EQUIVALENT = {
+    "if-covariance": (methods.IF_COVARIANCE, methods.RF_FULL),
+    "if-factor": (methods.IF_FACTOR, methods.RF_FULL),
+    "if-shampoo": (methods.IF_SHAMPOO, methods.RF_SHAMPOO),
+}
+
+_ALL = (
+    Claim(
+        "fisher-joint",
+        "The expectation of B·ḡḡᵀ over labels of the model and mini-batches is F/N, exactly.",
+        fisher.joint,
+    ),
+    Claim(
+        "fisher-monte-carlo",
+        "B·ḡḡᵀ of drawn mini-batches with drawn labels is an unbiased estimate of F/N.",
+        fisher.monte_carlo,
+    ),
+    Claim(
+        "fisher-cross-terms",
+        "Cross terms vanish in expectation with labels from the model, and only then.",
+        fisher.cross_terms,
+    ),
+    *(
+        Claim(
+            f"scale-{name}",
+            f"{method.name}: averaged and summed losses give one trajectory.",
+            partial(invariances.scale, method=method),
+        )
+        for name, method in _SCALED.items()
+    ),
+    Claim(
+        "scale-from-gradient",
+        "IF-Shampoo started from the gradient's size: the same, with nothing to set.",
+        invariances.scale_from_the_gradient,
+    ),
+    Claim(
+        "scale-needs-batch-size",
+        "With B left out the trajectory is another, for every one of these methods.",
+        partial(invariances.needs_batch_size, methods=tuple(_SCALED.values())),
+    ),
+    *(
+        Claim(
+            f"affine-{name}",
+            f"{method.name}: the trajectory in p = A q is that in p, for {which}.",
+            partial(invariances.affine, method=method),
+        )
+        for name, (method, which) in _TRANSFORMED.items()
+    ),
+    Claim(
+        "affine-limits",
+        "Diagonal and Kronecker preconditioners are not invariant to more than that.",
+        invariances.affine_limits,
+    ),
+    Claim(
+        "affine-root-breaks",
+        "The worked example: a = 2b after a step without the root, and not with it.",
+        invariances.worked_example,
+    ),
+    Claim(
+        "woodbury",
+        "The rank-one formula gives the inverse of S.",
+        equalities.woodbury,
+    ),
+    Claim(
+        "positive-definite",
+        "The covariance form keeps S⁻¹ positive definite for any β₂ (at least half the old one).",
+        covariance.positive_definite,
+    ),
+    Claim(
+        "covariance-square",
+        "The covariance form is ½A[I + (I-β₂N)(I-β₂N)ᵀ]Aᵀ, N = AᵀHA - γI.",
+        covariance.square,
+    ),
+    Claim(
+        "covariance-rank-one",
+        "The covariance form in O(d²) for H = B·ggᵀ is the general one.",
+        covariance.rank_one,
+    ),
+    *(
+        Claim(
+            f"first-order-{name}",
+            f"{method.name} is {exact.name} to first order in β₂.",
+            partial(first_order.same_to_first_order, method=method, exact=exact),
+        )
+        for name, (method, exact) in _EQUIVALENT.items()
+    ),
+    Claim(
+        "truncation",
+        "K(I - β₂m) is K·exp(-β₂m) to first order in β₂.",
+        first_order.truncation,
+    ),
+    Claim(
+        "one-factor",
+        "IF-Shampoo with one factor is the factor form of the full-matrix method.",
+        equalities.one_factor,
+    ),
+    Claim(
+        "batched-blocks",
+        "b blocks in one batched call are b separate calls.",
+        equalities.batched_blocks,
+    ),
+    *(
+        Claim(
+            f"bf16-{norm}",
+            f"With bf16 products and the {norm} norm the factors keep to float32 within 2 %.",
+            partial(precision.bf16_factors, norm=norm),
+        )
+        for norm in ("frobenius", "spectral")
+    ),
+)
+
+CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _ALL}

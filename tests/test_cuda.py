@@ -1,0 +1,73 @@
+"""The optimizers on a GPU: same trajectories, no synchronisation, bf16 products by default."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conformance.problems import batches, loss_of, network, snapshot
+from conformance.rows import ROWS
+
+import rootfree
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def run(row, device, steps=6, **overrides):
+    model = network().to(device)
+    model[1].eval()
+    optimizer = row.make(model.parameters(), **overrides)
+    for x, y in batches(steps):
+        optimizer.zero_grad()
+        loss_of(model, x.to(device), y.to(device)).backward()
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_equals_the_cpu(row):
+    precise = "matmul_dtype" in row.optimizer.options and "bf16" not in row.name
+    overrides = {"matmul_dtype": torch.float32} if precise else {}
+    on_gpu, on_cpu = run(row, "cuda", **overrides), run(row, "cpu", **overrides)
+    # Different summation orders, amplified over a few steps; bf16 state may round to a neighbour.
+    tolerance = 5e-2 if "bf16" in row.name else 2e-3
+    for p, q in zip(
+        on_gpu.param_groups[0]["params"], on_cpu.param_groups[0]["params"], strict=True
+    ):
+        torch.testing.assert_close(p.cpu(), q, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("missing", [False, True], ids=["all", "some_missing"])
+def test_no_synchronisation(row, missing):
+    optimizer = run(row, "cuda", lr=torch.tensor(0.01, device="cuda"))
+    if missing:
+        optimizer.param_groups[0]["params"][0].grad = None
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.isfinite(t).all() for t in snapshot(optimizer))
+
+
+def test_bf16_products_follow_fp32():
+    row = next(row for row in ROWS if row.name == "IFShampoo")
+    default = run(row, "cuda", steps=20)
+    fp32 = run(row, "cuda", steps=20, matmul_dtype=torch.float32)
+    start = list(network().parameters())
+    for p, q, s in zip(
+        default.param_groups[0]["params"], fp32.param_groups[0]["params"], start, strict=True
+    ):
+        assert (p - q).norm() < 0.05 * (q - s.cuda()).norm()
+
+
+def test_state_follows_a_model_that_is_moved_later():
+    model = network()
+    optimizer = rootfree.IFShampoo(model.parameters(), batch_size=32)
+    model.to("cuda")
+    x, y = next(iter(batches(1)))
+    loss_of(model, x.cuda(), y.cuda()).backward()
+    optimizer.step()
+    assert {t.device.type for s in optimizer.state.values() for t in s.values()} == {"cuda"}
