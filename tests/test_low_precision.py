@@ -59,7 +59,7 @@ def movement(
     after_step: Callable[[list[Tensor]], None] | None = None,
     **options: Any,
 ) -> list[Tensor]:
-    """K_T - K_0 of every factor. With lr=0 the gradients are the same whatever the factors do."""
+    """K_T - K_0 of every factor, each run on the gradients of its own path."""
     loss, shape, batch = PROBLEMS[problem]
     generator = torch.Generator().manual_seed(0)
     fan_in = math.prod(shape[1:])
@@ -78,8 +78,8 @@ def movement(
 
 
 @cache
-def reference(problem: str, beta2: float, lr: float = 1e-3, factor_norm: str = "frobenius") -> Any:
-    return movement(problem, beta2, lr=lr, factor_norm=factor_norm, matmul_dtype=torch.float32)
+def reference(problem: str, beta2: float, factor_norm: str = "frobenius") -> Any:
+    return movement(problem, beta2, factor_norm=factor_norm, matmul_dtype=torch.float32)
 
 
 def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
@@ -114,13 +114,11 @@ def test_factors_of_a_convolution_follow_fp32(beta2, block_size):
     assert max(errors(found, exact)) < 0.02
 
 
-@pytest.mark.parametrize("beta2", [0.003, 0.05, 0.2])
+@pytest.mark.parametrize("beta2", [0.003, 0.05, 0.5])
 def test_factors_follow_fp32_under_the_spectral_norm(beta2):
-    """Given the gradients. (At 0.5 the rule itself is unstable: fp32 is 2 % from fp64.)"""
-    exact = reference("least squares", beta2, lr=0.0, factor_norm="spectral")
-    found = movement(
-        "least squares", beta2, lr=0.0, factor_norm="spectral", matmul_dtype=torch.bfloat16
-    )
+    """The default norm, required: 2 %. At 0.5 a bound that is 1 % higher in bf16 is too much."""
+    exact = reference("least squares", beta2, factor_norm="spectral")
+    found = movement("least squares", beta2, factor_norm="spectral", matmul_dtype=torch.bfloat16)
     assert max(errors(found, exact)) < 0.02
 
 
@@ -229,7 +227,7 @@ def state_bytes_per_parameter(**options: Any) -> float:
 
 
 def test_state_fits():
-    """Measured: 13.6 bytes each by default, 6.8 in the low-memory mode."""
+    """Measured: 12.2 bytes each by default, 6.1 in the low-memory mode."""
     assert 4 < state_bytes_per_parameter() < 14
     low = state_bytes_per_parameter(factor_dtype=torch.bfloat16, state_dtype=torch.bfloat16)
     assert 2 < low < 8

@@ -42,7 +42,7 @@ class RFFullAdagrad(BlockOptimizer):
     elements. The arguments are those of :class:`rootfree.RFShampoo`; ``precond_lr`` may be any
     non-negative number when γ = 0.
 
-    DEFAULTS_NOTE
+    The defaults suit convex problems; they were not tuned on networks.
 
     Example:
         >>> import torch, rootfree
@@ -131,13 +131,16 @@ class IFFullAdagrad(BlockOptimizer):
     Both equal :class:`rootfree.RFFullAdagrad` to first order in β₂, and both stay positive definite
     without an inverse or a root. The covariance form costs O(d²) when damping is 0.
 
-    Args beyond those of :class:`rootfree.RFFullAdagrad` and :class:`rootfree.IFShampoo`:
+    The arguments are those of :class:`rootfree.RFFullAdagrad` and :class:`rootfree.IFShampoo`, and
+    two more:
+
+    Args:
         form: "factor" or "covariance".
         factor_norm: what bounds the step of the preconditioner. In the covariance form any value
             but None divides β₂ by max(1, ½(B·gᵀS⁻¹g + λ tr S⁻¹)), an upper bound of the spectral
             norm: without it a gradient with β₂B·gᵀS⁻¹g > 2 makes S⁻¹ grow instead of shrink.
 
-    DEFAULTS_NOTE
+    The defaults suit convex problems; they were not tuned on networks.
 
     Example:
         >>> import torch, rootfree

@@ -81,7 +81,13 @@ class IFShampoo(BlockOptimizer):
     init_scale=1.0, max_update_rms=None`` this is the paper's method, on every parameter. For low
     memory take ``factor_dtype=torch.bfloat16, state_dtype=torch.bfloat16``.
 
-    DEFAULTS_NOTE
+    The defaults were chosen on a byte-level transformer with 10.7 million parameters (1,200 steps
+    of 16,384 tokens, linear decay) and a ResNet-18 on 10,000 CIFAR-10 images (30 epochs), one seed:
+    they gave validation loss 1.100, where AdamW at the best of three step sizes gave 1.166 and Muon
+    1.096, and with ``weight_decay=0.1`` 18.6 % test error, AdamW's 18.6 %. The cap on the update is
+    not felt there (1.098 without it at the same settings), but keeps larger step sizes from
+    diverging. With AdamW's habits, ``lr=2e-3, precond_lr=0.3, damping=1e-5, update_rms=0.2`` gave
+    1.114.
 
     Example:
         >>> import torch, rootfree
@@ -91,7 +97,7 @@ class IFShampoo(BlockOptimizer):
         >>> torch.nn.functional.mse_loss(model(x), y).backward()
         >>> optimizer.step()
         >>> print(optimizer.summary().splitlines()[1])
-        0          3x4     dense 3 x dense 4                  193
+        0          3x4    dense 3 x dense 4          149
     """
 
     options = INVERSE_FREE_OPTIONS
@@ -159,7 +165,7 @@ class RFShampoo(BlockOptimizer):
     compare with. It is slower, needs float32 or float64, and twice the memory. The arguments are
     those of IFShampoo, less what belongs to its factors; ``precond_lr`` may be up to 1.
 
-    DEFAULTS_NOTE
+    The defaults are IFShampoo's.
 
     Example:
         >>> import torch, rootfree

@@ -31,12 +31,16 @@ def demo(seeds: Seeds = 3, epochs: Epochs = 30) -> None:
 @app.command()
 def bench(
     shapes: Annotated[str, typer.Option(help="Set of parameter shapes to step on.")] = "vit_b",
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps per optimizer.")] = 10,
+    optimizer: Annotated[
+        list[str] | None,
+        typer.Option(help="Optimizer to time, repeatable; the first is the reference."),
+    ] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of two steps per optimizer.")] = 5,
 ) -> None:
-    """Time one step of each optimizer, side by side, as ratios to torch's."""
-    from rootfree_lab.bench import run_bench
+    """Time one step of each optimizer, side by side, as ratios to the first."""
+    from rootfree_lab.bench import OPTIMIZERS, run_bench
 
-    console.print(run_bench(shapes, steps=steps))
+    console.print(run_bench(shapes, optimizer or list(OPTIMIZERS), turns=turns))
 
 
 @app.command()
