@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance.problems import batches, loss_of, network, snapshot
-from conformance.rows import ROWS
 
 import rootfree
+from conformance.problems import batches, loss_of, network, snapshot
+from conformance.rows import ROWS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

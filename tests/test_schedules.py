@@ -21,6 +21,11 @@ def not_a_schedule() -> bool:
     return True
 
 
+def repr_without_address(value) -> str:
+    """The ids of a test must be the same in every worker."""
+    return "a function" if callable(value) else repr(value)
+
+
 def due(function, steps: int) -> list[int]:
     return [t for t in range(steps) if function(t)]
 
@@ -87,7 +92,7 @@ def test_options(option, expected):
         "test_schedules:not_a_schedule",
         lambda t: True,
     ],
-    ids=repr,
+    ids=repr_without_address,
 )
 def test_wrong_options_are_refused_with_the_allowed_ones(wrong):
     with pytest.raises((TypeError, ValueError), match="update_every must be a positive integer T"):

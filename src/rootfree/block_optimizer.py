@@ -110,6 +110,10 @@ class BlockOptimizer(RootFreeOptimizer):
             bucket.adopt(self.state)
         return self._layouts[id(group)]
 
+    def _follow_device(self, ps: list[Tensor]) -> None:
+        super()._follow_device(ps)
+        self._layouts = {}  # a bucket is on one device
+
     # -- the step ----------------------------------------------------------------------------
 
     @_disable_dynamo

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.block_optimizer import BlockOptimizer
 from rootfree.blocks import Tile, tiles_of
-from rootfree.factor_options import BLOCK_OPTIONS, INVERSE_FREE_OPTIONS
+from rootfree.factor_options import BLOCK_OPTIONS, INVERSE_FREE_OPTIONS, matmul_dtype_for
 from rootfree.inverse_free import direction, factor_state
 from rootfree.optimizer import Group
 from rootfree.options import OneOf, Real
@@ -107,6 +107,7 @@ class RFFullAdagrad(BlockOptimizer):
         refresh: bool,
     ) -> Tensor:
         S_inv, B = state["inverse"], group["batch_size"]
+        G = G.to(S_inv.dtype)  # the model may have been cast since
         beta2, gamma = group["precond_lr"], group["gamma"]
         if refresh and "factor" in state:
             # S <- (1-β₂γ)S + β₂(B·ggᵀ + λI)
@@ -204,9 +205,26 @@ class IFFullAdagrad(BlockOptimizer):
     ) -> Tensor:
         if group["form"] == "factor":
             return direction(group, structures, state, G, refresh)
+        G = G.to(state["inverse"].dtype)  # the model may have been cast since
         if refresh:
             self._refresh_covariance_(group, state["inverse"], G)
         return rules.apply(state["inverse"], G)
+
+    def _gradient_dtype(self, p: Tensor, group: Group) -> torch.dtype:
+        if group["form"] == "covariance":
+            return working_dtype(p)
+        dtype = matmul_dtype_for(p, group["matmul_dtype"])
+        return torch.float32 if dtype == torch.float16 else dtype
+
+    def _checked_options(self, group: Group) -> dict[str, Any]:
+        values = super()._checked_options(group)
+        if values["form"] == "covariance":
+            for name, only in (("init_scale", 1.0), ("riemannian_momentum", 0.0)):
+                if values[name] != only:
+                    raise ValueError(
+                        f"{name} must be {only} with form='covariance', got {values[name]!r}"
+                    )
+        return values
 
     def _refresh_covariance_(self, group: Group, S_inv: Tensor, g: Tensor) -> None:
         B, lam, gamma = group["batch_size"], group["damping"], group["gamma"]
@@ -217,7 +235,10 @@ class IFFullAdagrad(BlockOptimizer):
             beta2 = beta2 / size.clamp(min=1.0)[:, None, None]
         if lam == 0:
             rules.if_covariance_rank_one_(S_inv, g, beta2=beta2, B=B, gamma=gamma)
-            return
-        H = B * g.unsqueeze(2) * g.unsqueeze(1)
-        H.diagonal(dim1=-2, dim2=-1).add_(lam)
-        rules.if_covariance_(S_inv, H, beta2=beta2, gamma=gamma)
+        else:
+            H = B * g.unsqueeze(2) * g.unsqueeze(1)
+            H.diagonal(dim1=-2, dim2=-1).add_(lam)
+            rules.if_covariance_(S_inv, H, beta2=beta2, gamma=gamma)
+        # Rounding may leave S⁻¹ indefinite where it is very small, and from there it would blow up.
+        diagonal = S_inv.diagonal(dim1=-2, dim2=-1)
+        diagonal.add_(4 * torch.finfo(S_inv.dtype).eps * diagonal.mean(-1, keepdim=True))

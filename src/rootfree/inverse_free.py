@@ -20,7 +20,7 @@ from rootfree.curvature import GradientOuterProduct
 from rootfree.precision import rounding_counters, working_dtype
 from rootfree.rounding import stochastic_round_
 from rootfree.rules.if_shampoo import move_factors_, precondition, tangents
-from rootfree.structures import Structure
+from rootfree.structures import Structure, frobenius_norm
 
 Group = dict[str, Any]
 Structures = tuple[Structure, ...]
@@ -49,7 +49,8 @@ def direction(
     group: Group, structures: Structures, state: dict[str, Tensor], G: Tensor, refresh: bool
 ) -> Tensor:
     """U of a stack of gradients G; on refresh the factors move first.  Changes state."""
-    dtype = group["matmul_dtype"] if group["matmul_dtype"] == torch.float16 else G.dtype
+    half = group["matmul_dtype"] == torch.float16 and G.dtype != torch.float64
+    dtype = torch.float16 if half else G.dtype
     G, size = _scaled_for(dtype, G)
     if refresh:
         _refresh_(group, structures, state, G, size)
@@ -75,7 +76,8 @@ def _refresh_(
     for n, h in enumerate(hs):
         if f"tangent{n}" in state:
             # m <- α₂ m + (1-α₂) h
-            hs[n] = state[f"tangent{n}"].lerp_(h, 1 - alpha2)
+            m = state[f"tangent{n}"]
+            hs[n] = m.lerp_(h.to(m.dtype), 1 - alpha2).to(wide)
     stored = [state[f"factor{n}"] for n in range(len(structures))]
     accumulators = [K.to(wide) for K in stored]  # the factors themselves where they are wide
     # K <- K (I - β₂ m/max(1, ‖m‖))
@@ -85,12 +87,14 @@ def _refresh_(
         if K.dtype == torch.bfloat16:
             stochastic_round_(K, moved, state["rounding"])
             state["rounding"] += 1
+        elif moved is not K:  # kept in another precision than that of the products
+            K.copy_(moved)
 
 
 def _norm(group: Group, structures: Structures, dtype: torch.dtype, n: int, m: Tensor) -> Tensor:
     """‖mₙ‖ (b,). The spectral one is from above: β₂‖m‖₂/norm < 1, so that K stays invertible."""
     if group["factor_norm"] == "frobenius":
-        return structures[n].squared_norm(m).sqrt()
+        return frobenius_norm(structures[n], m)
     if group["factor_norm"] == "spectral":
         return structures[n].spectral_bound(m, dtype=dtype)
     return m.new_ones(len(m))
@@ -104,11 +108,18 @@ def _start_(
     largest = G.abs().flatten(1).amax(1).to(wide)
     unit = G.flatten(1).to(wide) / largest.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     rms = unit.square().mean(1).sqrt() * largest * size  # no squares of very small numbers
+    # At most 10^15 for the product of the factors, as in rules/if_shampoo.py.
+    rms = torch.where(rms > 0, rms.clamp(min=1e-15 / math.sqrt(B)), rms)
     fresh = ~state["started"] & (rms > 0) & rms.isfinite()
     scale = torch.where(fresh, (math.sqrt(B) * rms).pow(-1 / len(structures)), 1.0)
     for n in range(len(structures)):
         K = state[f"factor{n}"]
-        K.mul_(scale.to(K.dtype).view(-1, *[1] * (K.dim() - 1)))
+        each = (-1, *[1] * (K.dim() - 1))
+        start = structures[n].identity(len(K), dtype=K.dtype, device=K.device)
+        # What the factor did while it waited for a gradient is forgotten.
+        K.copy_(torch.where(fresh.view(each), start * scale.to(K.dtype).view(each), K))
+        if f"tangent{n}" in state:
+            state[f"tangent{n}"].masked_fill_(fresh.view(each), 0.0)
     state["started"] |= fresh
 
 

@@ -221,6 +221,7 @@ class RFShampoo(BlockOptimizer):
     ) -> Tensor:
         axes = range(len(structures))
         inverses = [state[f"inverse{n}"] for n in axes]
+        G = G.to(inverses[0].dtype)  # the model may have been cast since
         if refresh:
             rf_shampoo.update_factors_(
                 [state[f"factor{n}"] for n in axes],

@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, Factory] = {
     "AdamW": lambda ps: torch.optim.AdamW(ps, lr=1e-2),
     "RFRMSprop": lambda ps: rootfree.RFRMSprop(ps, batch_size=BATCH),
     "RFAdamW": lambda ps: rootfree.RFAdamW(ps, batch_size=BATCH),
+    "IFShampoo": lambda ps: rootfree.IFShampoo(ps, batch_size=BATCH),
 }
 
 

@@ -57,13 +57,13 @@ def test_bad_parameters(row):
         row.make([])
     with pytest.raises(ValueError, match="given twice"):
         row.make([p, nn.Parameter(torch.ones(1)), p])
-    with pytest.raises(ValueError, match="parameter w of shape .* given twice"):
+    with pytest.raises(ValueError, match=r"parameter w of shape .* given twice"):
         row.make([("v", p), ("w", p)])
     with pytest.raises(TypeError, match="parameter 0 must be a Tensor, got str"):
         row.make(["weight"])
     with pytest.raises(TypeError, match="order"):
         row.make([{"params": {p}}])
-    with pytest.raises(TypeError, match="floating-point dtype, got torch.complex64"):
+    with pytest.raises(TypeError, match=r"floating-point dtype, got torch\.complex64"):
         row.make([nn.Parameter(torch.ones(2, dtype=torch.complex64))])
     with pytest.raises(ValueError, match="non-leaf"):
         row.make([p * 2])
@@ -78,7 +78,7 @@ def test_bad_parameters(row):
 
 def test_misspelt_options(row):
     p = nn.Parameter(torch.ones(2))
-    with pytest.raises(ValueError, match="has no option 'weight_decai'.*'weight_decay'"):
+    with pytest.raises(ValueError, match=r"has no option 'weight_decai'.*'weight_decay'"):
         row.make([{"params": [p], "weight_decai": 0.1}])
     row.make([{"params": [p], "name": "head", "initial_lr": 0.1}])  # others may keep their own
     with pytest.raises(TypeError):

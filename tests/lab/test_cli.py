@@ -26,18 +26,22 @@ def run(*arguments: str):
 
 
 def test_demo():
-    result = run("demo", "--epochs", "1", "--seeds", "1")
+    result = run("demo", "--epochs", "3", "--seeds", "1")
     assert result.exit_code == 0, result.output
-    assert "1 epochs, median of 1 seeds" in result.output
+    assert "3 epochs, median of 1 seeds" in result.output
+    errors = {}
     for name in DEMO_OPTIMIZERS:
         (row,) = [line for line in result.output.splitlines() if f"│ {name} " in line]
         loss, error = row.split("│")[2:4]
         assert 0 < float(loss) < 2.5  # ln 10 = 2.3 is that of an untrained network
-        assert 0 <= float(error.strip().removesuffix("%")) < 95
+        errors[name] = float(error.strip().removesuffix("%"))
+    # The diagonal root-free methods start slowly (s = 1 has to decay); these three learn at once.
+    for name in ("SGD, momentum 0.9", "AdamW", "IFShampoo"):
+        assert errors[name] < 20
 
 
 def test_bench():
-    result = run("bench", "--steps", "1", "--shapes", "tiny")
+    result = run("bench", "--turns", "1", "--shapes", "tiny")
     assert result.exit_code == 0, result.output
     for name in bench_module.OPTIMIZERS:
         assert f"│ {name} " in result.output
@@ -56,7 +60,7 @@ def test_bench_names_the_shapes_it_knows():
 
 
 @pytest.mark.parametrize(
-    "arguments", [("demo", "--epochs", "0"), ("bench", "--steps", "-1"), ("no-such-command",)]
+    "arguments", [("demo", "--epochs", "0"), ("bench", "--turns", "-1"), ("no-such-command",)]
 )
 def test_bad_arguments_are_refused(arguments):
     result = run(*arguments)

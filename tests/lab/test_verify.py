@@ -26,26 +26,13 @@ from rootfree_lab.verify.table import CLAIMS
 Patch = pytest.MonkeyPatch
 Perturbation = Callable[[Patch], None]
 
-#: Claims that the library does not meet yet, with the reason.
-OPEN = {
-    "bf16-spectral": "two power steps make the factors' path chaotic at precond_lr of 0.2 and more"
-}
-
 
 def measured(name: str) -> Measured:
     ((_, result),) = report.measure([CLAIMS[name]], seed=0)
     return result
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name], strict=True))
-        if name in OPEN
-        else name
-        for name in CLAIMS
-    ],
-)
+@pytest.mark.parametrize("name", CLAIMS)
 def test_the_claim_holds(name):
     result = measured(name)
     assert result.passed, f"{result.figure:.4g}, must be {result.bar} ({result.detail})"
@@ -225,8 +212,6 @@ def test_every_claim_has_a_perturbation():
     ],
 )
 def test_the_claim_fails_when_the_library_is_wrong(name, perturb, monkeypatch):
-    if name in OPEN:
-        pytest.skip("fails as it is")
     perturb(monkeypatch)
     result = measured(name)
     assert not result.passed, f"{result.figure:.4g} still passes {result.bar}"

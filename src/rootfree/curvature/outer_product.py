@@ -38,7 +38,7 @@ class GradientOuterProduct:
         for n, (K, structure) in enumerate(zip(Ks, structures, strict=True)):
             Ghat = multiply_axis(Ghat, n, partial(structure.apply_transposed, K))
         wide = torch.promote_types(Ghat.dtype, torch.float32)
-        largest = Ghat.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(torch.float32).tiny)
+        largest = Ghat.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(Ghat.dtype).tiny)
         # A power of two: dividing by it is exact.
         unit = torch.exp2(torch.ceil(torch.log2(largest)))
         Ghat = Ghat / unit.to(Ghat.dtype).view(-1, *[1] * (Ghat.dim() - 1))

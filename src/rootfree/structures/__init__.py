@@ -1,6 +1,6 @@
 """Structured factors: d×d matrices kept as one packed tensor. See `base` for the laws."""
 
-from rootfree.structures.base import Structure
+from rootfree.structures.base import Structure, frobenius_norm
 from rootfree.structures.block_diagonal import BlockDiagonal
 from rootfree.structures.dense import Dense
 from rootfree.structures.diagonal import Diagonal
@@ -19,5 +19,6 @@ __all__ = [
     "Structure",
     "UpperToeplitz",
     "UpperTriangular",
+    "frobenius_norm",
     "make_structure",
 ]

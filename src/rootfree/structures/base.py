@@ -125,3 +125,9 @@ class SizedStructure(Structure):
     def name(self) -> str:
         """Canonical text, with the size: block_diagonal:32."""
         return f"{self.kind}:{self.k}"
+
+
+def frobenius_norm(structure: Structure, M: Tensor) -> Tensor:
+    """``‖M‖_F`` of a packed M, (b,), also where its square leaves the range of the dtype."""
+    largest = M.abs().flatten(1).amax(1).clamp(min=1.0)
+    return largest * structure.squared_norm(M / largest.view(-1, *[1] * (M.dim() - 1))).sqrt()

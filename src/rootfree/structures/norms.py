@@ -19,14 +19,21 @@ def schatten8(M: Tensor, *, dtype: torch.dtype) -> Tensor:
     size = _frobenius(M)
     unit = (M.to(wide) / size[..., None, None]).to(dtype)
     gram = unit @ unit.mT if M.shape[-2] <= M.shape[-1] else unit.mT @ unit  # eigenvalues σ²
-    fourth = _frobenius(gram)  # (Σσ⁴)^½
+    fourth = _root_sum_of_squares(gram)  # (Σσ⁴)^½
     gram = (gram.to(fourth.dtype) / fourth[..., None, None]).to(dtype)
-    eighth = _frobenius(gram @ gram)  # (Σσ⁸)^½ / Σσ⁴
+    eighth = _root_sum_of_squares(gram @ gram)  # (Σσ⁸)^½ / Σσ⁴
     # A little more than the rounding of the products, so that it stays a bound in half precision.
-    slack = 1 + 2 * torch.finfo(dtype).eps
+    slack = 1 + 2 * torch.finfo(torch.bfloat16).eps
     return size * (fourth.sqrt() * eighth.pow(0.25)).to(wide) * slack
 
 
 def _frobenius(M: Tensor) -> Tensor:
-    norm = sum_of_squares(M.flatten(-2), dim=-1).sqrt()
-    return norm.clamp(min=torch.finfo(torch.float32).tiny)  # zero matrices: no division by zero
+    # Scaled first, and never below 1e-15: neither squares nor quotients leave the range of a dtype.
+    largest = M.abs().flatten(-2).amax(-1).to(wide_dtype(M.dtype)).clamp(min=1e-15)
+    scaled = M.to(largest.dtype) / largest[..., None, None]
+    return largest * _root_sum_of_squares(scaled).clamp(min=1.0)
+
+
+def _root_sum_of_squares(M: Tensor) -> Tensor:
+    # Zero matrices: no division by zero.
+    return sum_of_squares(M.flatten(-2), dim=-1).sqrt().clamp(min=1e-15)

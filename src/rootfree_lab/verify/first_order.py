@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rootfree.rules.exponential import move_factor_exactly
 from rootfree_lab.verify.claim import Measured, largest, mixing, normal, relative_difference
 from rootfree_lab.verify.methods import (
     IF_FACTOR,
@@ -73,7 +74,7 @@ def truncation(generator: torch.Generator) -> Measured:
         found = preconditioner(method, As, [G], **options)
         Ks = [torch.linalg.inv(A) for A in As]
         hs = tangents(Ks, G)
-        moved = [K @ torch.matrix_exp(-beta2 * h) for K, h in zip(Ks, hs, strict=True)]
+        moved = [move_factor_exactly(K, h, beta2=beta2) for K, h in zip(Ks, hs, strict=True)]
         return largest(map(relative_difference, found, [K @ K.mT for K in moved]))
 
     curves = []
