@@ -131,3 +131,8 @@ def multiply_axis(G: Tensor, n: int, multiply: Callable[[Tensor], Tensor]) -> Te
     moved = G.movedim(n + 1, 1)
     product: Tensor = multiply(moved.flatten(2)).unflatten(2, moved.shape[2:]).movedim(1, n + 1)
     return product
+
+
+def per_block(values: Tensor, like: Tensor) -> Tensor:
+    """(b,) shaped to multiply a stack (b, ...)."""
+    return values.view(-1, *[1] * (like.dim() - 1))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rootfree.blocks import Tile
+from rootfree.blocks import Tile, per_block
 from rootfree.curvature import GradientOuterProduct
 from rootfree.precision import rounding_counters, working_dtype
 from rootfree.rounding import stochastic_round_
@@ -58,7 +58,7 @@ def direction(
     U = precondition(G, Ks, structures)
     if dtype == torch.float16:
         factor = size * math.prod([s.square() for s in scales])
-        U = U.float() * factor.view(-1, *[1] * (U.dim() - 1))
+        U = U.float() * per_block(factor, U)
     return U
 
 
@@ -114,12 +114,12 @@ def _start_(
     scale = torch.where(fresh, (math.sqrt(B) * rms).pow(-1 / len(structures)), 1.0)
     for n in range(len(structures)):
         K = state[f"factor{n}"]
-        each = (-1, *[1] * (K.dim() - 1))
         start = structures[n].identity(len(K), dtype=K.dtype, device=K.device)
         # What the factor did while it waited for a gradient is forgotten.
-        K.copy_(torch.where(fresh.view(each), start * scale.to(K.dtype).view(each), K))
+        start *= per_block(scale.to(K.dtype), K)
+        K.copy_(torch.where(per_block(fresh, K), start, K))
         if f"tangent{n}" in state:
-            state[f"tangent{n}"].masked_fill_(fresh.view(each), 0.0)
+            state[f"tangent{n}"].masked_fill_(per_block(fresh, K), 0.0)
     state["started"] |= fresh
 
 
@@ -134,10 +134,7 @@ def _operands(
     if dtype != torch.float16:
         return [K.to(dtype) for K in Ks], [1.0] * len(Ks)
     scales = [(s.squared_norm(K) / s.d).sqrt().float() for s, K in zip(structures, Ks, strict=True)]
-    scaled = [
-        (K / scale.view(-1, *[1] * (K.dim() - 1))).to(dtype)
-        for K, scale in zip(Ks, scales, strict=True)
-    ]
+    scaled = [(K / per_block(s, K)).to(dtype) for K, s in zip(Ks, scales, strict=True)]
     return scaled, scales
 
 
@@ -146,4 +143,4 @@ def _scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
     if dtype != torch.float16:
         return G, 1.0
     size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    return (G / size.view(-1, *[1] * (G.dim() - 1))).to(dtype), size
+    return (G / per_block(size, G)).to(dtype), size

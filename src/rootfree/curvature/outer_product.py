@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rootfree.blocks import matricise, multiply_axis
+from rootfree.blocks import matricise, multiply_axis, per_block
 from rootfree.structures import Structure
 
 # Curvature beyond this is as good as infinite: the factor's step is normalised. Without the limit
@@ -41,7 +41,7 @@ class GradientOuterProduct:
         largest = Ghat.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(Ghat.dtype).tiny)
         # A power of two: dividing by it is exact.
         unit = torch.exp2(torch.ceil(torch.log2(largest)))
-        Ghat = Ghat / unit.to(Ghat.dtype).view(-1, *[1] * (Ghat.dim() - 1))
+        Ghat = Ghat / per_block(unit.to(Ghat.dtype), Ghat)
         # B first: squares of small gradients would underflow on their own.
         weight = (math.sqrt(self.B) * unit * self.scale).square().clamp(max=_LARGEST)
         sizes = Ghat.shape[1:]

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rootfree.blocks import multiply_axis
+from rootfree.blocks import multiply_axis, per_block
 from rootfree.structures import Structure
 
 Norm = Callable[[int, Tensor], Tensor]
@@ -58,10 +58,8 @@ def tangents(
             [t for j, t in enumerate(traces) if j != n], start=traces[n].new_ones(())
         )
         damping = structures[n].project_factor_gram(Ks[n]).to(wide)
-        h = _per_block(weight.to(wide) / 2, gram) * gram
-        h.addcmul_(
-            _per_block(max(lam, _LEAST_DAMPING) / 2 * others * scales[n] ** 2, gram), damping
-        )
+        h = per_block(weight.to(wide) / 2, gram) * gram
+        h.addcmul_(per_block(max(lam, _LEAST_DAMPING) / 2 * others * scales[n] ** 2, gram), damping)
         hs.append(structures[n].add_to_diagonal_(h, -gamma / 2))
     return hs
 
@@ -78,12 +76,12 @@ def move_factors_(
     """Kₙ <- Kₙ(I - β₂ mₙ/max(1, ‖mₙ‖)), the product in `dtype`.  Changes Ks."""
     for n, (K, m, structure) in enumerate(zip(Ks, ms, structures, strict=True)):
         step = beta2 / norm(n, m).clamp(min=1.0)
-        scaled = (m * _per_block(step, m)).to(dtype)
+        scaled = (m * per_block(step, m)).to(dtype)
         if dtype == torch.float16:  # it has not the range of the others
             largest = K.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
             K.sub_(
-                structure.product((K / _per_block(largest, K)).to(dtype), scaled)
-                * _per_block(largest, K)
+                structure.product((K / per_block(largest, K)).to(dtype), scaled)
+                * per_block(largest, K)
             )
         else:
             K.sub_(structure.product(K.to(dtype), scaled))
@@ -98,8 +96,3 @@ def precondition(G: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure
 
 def _apply_symmetric(structure: Structure, K: Tensor, X: Tensor) -> Tensor:
     return structure.apply(K, structure.apply_transposed(K, X))
-
-
-def _per_block(values: Tensor, like: Tensor) -> Tensor:
-    """(b,) shaped to multiply (b, ...)."""
-    return values.view(-1, *[1] * (like.dim() - 1))
