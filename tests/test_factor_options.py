@@ -11,11 +11,11 @@ from torch import nn
 import rootfree
 from rootfree.factor_options import (
     init_scale_option,
-    matmul_dtype_for,
     positive,
     structure_option,
     structured_tiles,
 )
+from rootfree.inverse_free import gradient_dtype
 
 
 def described(shape, *, structure="auto", block_size=1024) -> list[tuple[int, list[str]]]:
@@ -132,11 +132,12 @@ def test_dtype_of_products():
     single, half, double = (
         nn.Parameter(torch.ones(2, dtype=d)) for d in (torch.float32, torch.bfloat16, torch.float64)
     )
-    assert matmul_dtype_for(single, None) == torch.float32
-    assert matmul_dtype_for(half, None) == torch.float32
-    assert matmul_dtype_for(single, torch.float16) == torch.float16
+    assert gradient_dtype(single, {"matmul_dtype": None}) == torch.float32
+    assert gradient_dtype(half, {"matmul_dtype": None}) == torch.float32
+    assert gradient_dtype(single, {"matmul_dtype": torch.bfloat16}) == torch.bfloat16
+    assert gradient_dtype(single, {"matmul_dtype": torch.float16}) == torch.float32  # scaled first
     for asked in (None, torch.bfloat16, torch.float32):
-        assert matmul_dtype_for(double, asked) == torch.float64
+        assert gradient_dtype(double, {"matmul_dtype": asked}) == torch.float64
 
 
 @pytest.mark.parametrize(

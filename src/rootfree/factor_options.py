@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rootfree.blocks import Tile, axes_of, tiles_of
 from rootfree.options import (
@@ -108,13 +107,6 @@ def positive(name: str, value: Any) -> float:
 def init_scale_option(name: str, value: Any) -> float | str:
     """A positive number or "gradient"."""
     return value if value == "gradient" else positive(name, value)
-
-
-def matmul_dtype_for(p: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of matrix products: as asked, or bf16 on CUDA, fp32 elsewhere, fp64 for fp64."""
-    if p.dtype == torch.float64:
-        return torch.float64
-    return dtype or (torch.bfloat16 if p.device.type == "cuda" else torch.float32)
 
 
 #: Options of the methods that work on blocks.

@@ -10,8 +10,8 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.block_optimizer import BlockOptimizer
 from rootfree.blocks import Tile, tiles_of
-from rootfree.factor_options import BLOCK_OPTIONS, INVERSE_FREE_OPTIONS, matmul_dtype_for
-from rootfree.inverse_free import direction, factor_state
+from rootfree.factor_options import BLOCK_OPTIONS, INVERSE_FREE_OPTIONS
+from rootfree.inverse_free import direction, factor_state, gradient_dtype
 from rootfree.optimizer import Group
 from rootfree.options import OneOf, Real
 from rootfree.precision import working_dtype
@@ -211,10 +211,7 @@ class IFFullAdagrad(BlockOptimizer):
         return rules.apply(state["inverse"], G)
 
     def _gradient_dtype(self, p: Tensor, group: Group) -> torch.dtype:
-        if group["form"] == "covariance":
-            return working_dtype(p)
-        dtype = matmul_dtype_for(p, group["matmul_dtype"])
-        return torch.float32 if dtype == torch.float16 else dtype
+        return working_dtype(p) if group["form"] == "covariance" else gradient_dtype(p, group)
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
         values = super()._checked_options(group)

@@ -72,16 +72,15 @@ def _refresh_(
     H = GradientOuterProduct(G, group["batch_size"], scale=size * math.prod(scales))
     # h <- ½(curvature in the factors' frame + damping - γI)
     hs = tangents(Ks, scales, H, structures, lam=group["damping"], gamma=group["gamma"], wide=wide)
-    alpha2 = group["riemannian_momentum"]
     for n, h in enumerate(hs):
         if f"tangent{n}" in state:
             # m <- α₂ m + (1-α₂) h
             m = state[f"tangent{n}"]
-            hs[n] = m.lerp_(h.to(m.dtype), 1 - alpha2).to(wide)
+            hs[n] = m.lerp_(h.to(m.dtype), 1 - group["riemannian_momentum"]).to(wide)
     stored = [state[f"factor{n}"] for n in range(len(structures))]
     accumulators = [K.to(wide) for K in stored]  # the factors themselves where they are wide
     # K <- K (I - β₂ m/max(1, ‖m‖))
-    norm = partial(_norm, group, structures, G.dtype)
+    norm = partial(_norm, group, structures, state, G.dtype)
     move_factors_(accumulators, hs, structures, beta2=group["precond_lr"], norm=norm, dtype=G.dtype)
     for K, moved in zip(stored, accumulators, strict=True):
         if K.dtype == torch.bfloat16:
@@ -91,13 +90,24 @@ def _refresh_(
             K.copy_(moved)
 
 
-def _norm(group: Group, structures: Structures, dtype: torch.dtype, n: int, m: Tensor) -> Tensor:
+def _norm(
+    group: Group,
+    structures: Structures,
+    state: dict[str, Tensor],
+    dtype: torch.dtype,
+    n: int,
+    m: Tensor,
+) -> Tensor:
     """‖mₙ‖ (b,). The spectral one is from above: β₂‖m‖₂/norm < 1, so that K stays invertible."""
     if group["factor_norm"] == "frobenius":
-        return frobenius_norm(structures[n], m)
-    if group["factor_norm"] == "spectral":
-        return structures[n].spectral_bound(m, dtype=dtype)
-    return m.new_ones(len(m))
+        norm = frobenius_norm(structures[n], m)
+    elif group["factor_norm"] == "spectral":
+        norm = structures[n].spectral_bound(m, dtype=dtype)
+    else:
+        norm = m.new_ones(len(m))
+    if "started" in state:  # blocks that wait for their first gradient do not move
+        norm = torch.where(state["started"], norm, math.inf)
+    return norm
 
 
 def _start_(
@@ -108,16 +118,12 @@ def _start_(
     largest = G.abs().flatten(1).amax(1).to(wide)
     unit = G.flatten(1).to(wide) / largest.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     rms = unit.square().mean(1).sqrt() * largest * size  # no squares of very small numbers
-    # At most 10^15 for the product of the factors, as in rules/if_shampoo.py.
-    rms = torch.where(rms > 0, rms.clamp(min=1e-15 / math.sqrt(B)), rms)
     fresh = ~state["started"] & (rms > 0) & rms.isfinite()
-    scale = torch.where(fresh, (math.sqrt(B) * rms).pow(-1 / len(structures)), 1.0)
+    # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
+    scale = (math.sqrt(B) * rms).clamp(min=1e-15).pow(-1 / len(structures))
     for n in range(len(structures)):
-        K = state[f"factor{n}"]
-        start = structures[n].identity(len(K), dtype=K.dtype, device=K.device)
-        # What the factor did while it waited for a gradient is forgotten.
-        start *= per_block(scale.to(K.dtype), K)
-        K.copy_(torch.where(per_block(fresh, K), start, K))
+        K = state[f"factor{n}"]  # still I where the block is fresh
+        K.mul_(per_block(torch.where(fresh, scale, 1.0).to(K.dtype), K))
         if f"tangent{n}" in state:
             state[f"tangent{n}"].masked_fill_(per_block(fresh, K), 0.0)
     state["started"] |= fresh
@@ -144,3 +150,15 @@ def _scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
         return G, 1.0
     size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
     return (G / per_block(size, G)).to(dtype), size
+
+
+def gradient_dtype(p: Tensor, group: Group) -> torch.dtype:
+    """The dtype in which `direction` wants gradients: that of the products, but fp32 for fp16.
+
+    Unless asked for, products are in bf16 on CUDA and in fp32 elsewhere, in fp64 for fp64.
+    """
+    if p.dtype == torch.float64:
+        return torch.float64
+    default = torch.bfloat16 if p.device.type == "cuda" else torch.float32
+    dtype: torch.dtype = group["matmul_dtype"] or default
+    return torch.float32 if dtype == torch.float16 else dtype

@@ -14,10 +14,9 @@ from rootfree.curvature import GradientOuterProduct
 from rootfree.factor_options import (
     BLOCK_OPTIONS,
     INVERSE_FREE_OPTIONS,
-    matmul_dtype_for,
     structured_tiles,
 )
-from rootfree.inverse_free import direction, factor_state
+from rootfree.inverse_free import direction, factor_state, gradient_dtype
 from rootfree.optimizer import Group
 from rootfree.precision import working_dtype
 from rootfree.rules import rf_shampoo
@@ -139,8 +138,7 @@ class IFShampoo(BlockOptimizer):
         return factor_state(p, tile, structures, group, salt=len(self.state))
 
     def _gradient_dtype(self, p: Tensor, group: Group) -> torch.dtype:
-        dtype = matmul_dtype_for(p, group["matmul_dtype"])
-        return torch.float32 if dtype == torch.float16 else dtype
+        return gradient_dtype(p, group)
 
     def _direction(
         self,
