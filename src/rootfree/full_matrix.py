@@ -127,7 +127,8 @@ class IFFullAdagrad(BlockOptimizer):
 
         covariance:  S⁻¹ <- (1+β₂γ)S⁻¹ - β₂S⁻¹HS⁻¹ + β₂²/2·W,        H = B·ggᵀ + λI
                      W = S⁻¹HS⁻¹HS⁻¹ - 2γS⁻¹HS⁻¹ + γ²S⁻¹
-        factor:      S⁻¹ = AAᵀ,  m <- α₂ m + (1-α₂)·½(AᵀHA - γI),  A <- A(I - β₂ m/max(1, ‖m‖))
+        factor:      S⁻¹ = AAᵀ,  m <- α₂ m + (1-α₂)·½(AᵀHA - γI)
+                     A <- A(I - β₂ m/max(1, ‖m‖))
 
     Both equal :class:`rootfree.RFFullAdagrad` to first order in β₂, and both stay positive definite
     without an inverse or a root. The covariance form costs O(d²) when damping is 0.
