@@ -86,13 +86,18 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
-        # An impossible structure or block size is found here, before anything is changed.
         for i, entry in enumerate(group["params"]):
             name, p = entry if isinstance(entry, tuple) else (i, entry)
-            try:
+            what = f"parameter {name} of shape {tuple(p.shape)}"
+            if hasattr(p, "full_tensor"):
+                raise TypeError(
+                    f"{what} is sharded (a DTensor); {type(self).__name__} takes whole parameters "
+                    "only, as under DDP. The diagonal methods take sharded ones"
+                )
+            try:  # an impossible structure or block size is found before anything is changed
                 self._slots_of(p, group)
             except ValueError as error:
-                raise ValueError(f"parameter {name} of shape {tuple(p.shape)}: {error}") from error
+                raise ValueError(f"{what}: {error}") from error
         return group
 
     def _buckets(self, group: Group) -> list[Bucket]:
