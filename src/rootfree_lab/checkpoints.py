@@ -1,0 +1,91 @@
+"""Checkpoints: written so that a kill at any moment leaves the old or the new one, whole."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rootfree_lab.config import Config
+
+FORMAT = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read or belongs to another run."""
+
+
+def checkpoint_path(out: Path, config: Config) -> Path:
+    """Where a run's checkpoint is: named by what a person calls the run."""
+    name = re.sub(r"[^\w.-]+", "_", config.label).strip("._") or "run"
+    return out / "checkpoints" / f"{name}-seed{config.train.seed}.pt"
+
+
+def save(path: Path, config: Config, state: Mapping[str, Any]) -> None:
+    """Write beside, flush to the disk, then rename: the rename is the moment it changes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    content = {
+        "format": FORMAT,
+        "identity": config.identity(),
+        "config": config.as_table(),
+        **state,
+    }
+    try:
+        with open(beside, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself last through a power cut, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def load(path: Path, config: Config) -> dict[str, Any]:
+    """The state saved for this very config; another config's is refused."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise CheckpointError(f"the checkpoint {str(path)!r} cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"{str(path)!r} is not a checkpoint of this version of the lab")
+    if content["identity"] != config.identity():
+        differ = ", ".join(_differences(content["config"], config.as_table()))
+        raise CheckpointError(
+            f"the checkpoint {str(path)!r} is of another config (it differs in {differ}): "
+            "remove it, or choose another folder with --out"
+        )
+    return content
+
+
+def remove(path: Path) -> None:
+    """Remove a finished run's checkpoint, and what killed writers left beside it."""
+    path.unlink(missing_ok=True)
+    for left in path.parent.glob(f"{path.name}.*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def _differences(a: Any, b: Any, name: str = "") -> list[str]:
+    """Names of the settings in which two config tables differ."""
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return [] if a == b else [name]
+    found: list[str] = []
+    for key in sorted({*a, *b}):
+        found += _differences(a.get(key), b.get(key), f"{name}.{key}" if name else key)
+    return found

@@ -1,0 +1,146 @@
+"""Compare: every entry and seed of a config, what is done already left alone, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from rootfree_lab import checkpoints
+from rootfree_lab.checkpoints import CheckpointError, checkpoint_path
+from rootfree_lab.config import Config
+from rootfree_lab.progress import Bar, Lines, Watcher
+from rootfree_lab.records import Record, append_record
+from rootfree_lab.stopping import Interrupted, StopSignals
+from rootfree_lab.training import failed_record, finished_record, records_path, train
+
+# A run's identity -> its record; runs not reached yet are missing.
+Results = dict[str, Record]
+
+
+def compare(
+    runs: Sequence[Config], *, out: Path, console: Console, stop: StopSignals | None = None
+) -> Results:
+    """Carry out the runs that have no record yet; a failing one is recorded, the rest go on.
+
+    Interrupted runs are continued from their checkpoints. Where one of these belongs to other
+    settings nothing is run: somebody may still want it.
+    """
+    results = {r.identity(): done for r in runs if (done := finished_record(out, r)) is not None}
+    waiting = [run for run in runs if run.identity() not in results]
+    for run in waiting:
+        path = checkpoint_path(out, run)
+        if path.exists():
+            checkpoints.load(path, run)
+    if results:
+        said = f"{len(results)} of {len(runs)} runs are in {records_path(out)} already"
+        console.print(said, markup=False, soft_wrap=True)
+    bar = Bar()
+    live = Live(
+        get_renderable=lambda: Group(table(runs, results), bar.renderable),
+        console=console,
+        refresh_per_second=2,
+        transient=True,  # the sorted table follows
+    )
+    watcher: Watcher = bar if console.is_terminal else Lines(console)
+    with live if console.is_terminal else nullcontext():
+        for run in waiting:
+            if live.is_started:
+                live.refresh()  # at once: a short run may end before the next turn of the clock
+            results[run.identity()] = _carry_out(run, out, stop, watcher)
+            if not console.is_terminal:
+                outcome = _outcome(run, results[run.identity()])
+                console.print(outcome, highlight=False, markup=False, soft_wrap=True)
+            if stop is not None and stop.received is not None:
+                raise Interrupted(stop.received, None)
+    return results
+
+
+def _carry_out(run: Config, out: Path, stop: StopSignals | None, watcher: Watcher) -> Record:
+    try:
+        try:
+            return train(run, out=out, resume=True, stop=stop, watchers=[watcher])
+        except CheckpointError:  # fits, as was checked, but its optimizer cannot be resumed
+            return train(run, out=out, resume=False, stop=stop, watchers=[watcher])
+    except Interrupted:
+        raise
+    except Exception as error:  # whatever it is, the other runs are still wanted
+        record = failed_record(run, error)
+        append_record(records_path(out), record)
+        return record
+
+
+def _outcome(run: Config, record: Record) -> str:
+    name = f"{run.label} seed {run.train.seed}"
+    if record["completed"]:
+        return f"{name} · done"
+    return f"{name} · failed: {record['failure']['message']}"
+
+
+def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) -> Table:
+    """Medians over the finished seeds of each entry, in the file's order or best first."""
+    rows = [_Row(label, runs, results) for label in dict.fromkeys(run.label for run in runs)]
+    if by_result:
+        rows.sort(key=lambda row: row.order)
+    first = runs[0]
+    made = Table(title=f"{first.data.name}, {first.model.name}: medians")
+    made.add_column("optimizer")
+    for heading in ("runs", "training loss", "test loss", "test error", "seconds", "optimizer ms"):
+        made.add_column(heading, justify="right")
+    for row in rows:
+        made.add_row(*row.cells)
+    return made
+
+
+class _Row:
+    """One entry of the table."""
+
+    def __init__(self, label: str, runs: Sequence[Config], results: Results) -> None:
+        mine = [run for run in runs if run.label == label]
+        found = [results[run.identity()] for run in mine if run.identity() in results]
+        done = [record for record in found if record["completed"]]
+        failed = len(found) - len(done)
+
+        def mid(section: str, key: str) -> float | None:
+            return _median(record[section].get(key) for record in done)
+
+        error, loss = mid("final", "test_error"), mid("final", "test_loss")
+        optimizer = _median(
+            _quotient(record["seconds"].get("optimizer"), record["steps"]) for record in done
+        )
+        # Best first: by error, then by loss; failed runs count against an entry.
+        self.order = (
+            not done,
+            failed,
+            float("inf") if error is None else error,
+            float("inf") if loss is None else loss,
+        )
+        self.cells = (
+            escape(label),  # brackets in it are no markup
+            f"{len(done)}/{len(mine)}" + (f", {failed} failed" if failed else ""),
+            _cell(mid("final", "train_loss"), "{:.4g}"),
+            _cell(loss, "{:.4g}"),
+            _cell(error, "{:.2%}"),
+            _cell(mid("seconds", "total"), "{:.1f}"),
+            _cell(None if optimizer is None else 1e3 * optimizer, "{:.2f}"),
+        )
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return median(numbers) if numbers else None
+
+
+def _quotient(a: float | None, b: float) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,178 @@
+"""The settings of a training run, as a tree of frozen dataclasses read from TOML.
+
+[data]       what to train on             [schedule]  the learning rate over time
+[model]      what to train                [train]     length, batch, loss, seed, device
+[optimizer]  name, and its own options    [output]    logs and checkpoints: no effect on results
+[[compare]]  label, seeds and what differs from the above, for `rootfree compare`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from rootfree_lab.config_reading import Table, unknown_name
+
+LOSSES = ("cross_entropy", "square")
+SCHEDULES = ("constant", "cosine", "step")
+AUTOCASTS = ("none", "bf16")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise unknown_name(f"the value of {name}", value, allowed)
+
+
+def _at_least(low: float, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value >= low:
+            raise ValueError(f"{name} must be at least {low:g}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data set; `folder` is where its files are, `limit` takes the first examples only.
+
+    `size` is the side in pixels to which an image folder is scaled.
+    """
+
+    name: str
+    folder: str | None = None
+    limit: int | None = None
+    size: int | None = None
+    augment: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(1, limit=self.limit, size=self.size)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and the options of its builder."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Which optimizer; in TOML its options stand beside `name`, in the same table.
+
+    TOML has no null: the string "none" stands for it.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate over time; epochs may be fractions, the rate changes every step.
+
+    `factor` is what a milestone multiplies by; `final` is the cosine's last value, as a fraction.
+    """
+
+    name: str = "constant"
+    warmup_epochs: float = 0.0
+    milestones: tuple[float, ...] = ()
+    factor: float = 0.1
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _one_of("schedule.name", self.name, SCHEDULES)
+        _at_least(0, warmup_epochs=self.warmup_epochs, factor=self.factor, final=self.final)
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError(f"milestones must be increasing, got {list(self.milestones)}")
+        if bool(self.milestones) != (self.name == "step"):
+            raise ValueError(
+                f"milestones go with the schedule 'step' and only with it, "
+                f"got {list(self.milestones)} with {self.name!r}"
+            )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, in what batches, on which loss.
+
+    `square_k` and `square_m` are k and M of the square loss of Hui & Belkin; `context` is the
+    length of a text example; `eval_every` counts steps (default: once an epoch).
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int = 128
+    loss: str = "cross_entropy"
+    square_k: float = 1.0
+    square_m: float = 1.0
+    autocast: str = "none"
+    seed: int = 0
+    device: str = "auto"
+    context: int = 0
+    eval_every: int | None = None
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(
+                f"epochs or train.steps must be given, one of the two; "
+                f"got epochs {self.epochs!r} and steps {self.steps!r}"
+            )
+        _one_of("train.loss", self.loss, LOSSES)
+        _one_of("train.autocast", self.autocast, AUTOCASTS)
+        _at_least(1, epochs=self.epochs, steps=self.steps, batch_size=self.batch_size)
+        _at_least(1, eval_every=self.eval_every)
+        _at_least(0, seed=self.seed, context=self.context)
+        if not (self.square_k > 0 and self.square_m > 0):
+            raise ValueError(
+                f"square_k and train.square_m must be positive, "
+                f"got {self.square_k!r} and {self.square_m!r}"
+            )
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """What is written on the side; nothing here changes a result or the run's identity.
+
+    `timing` splits the wall clock into forward, backward and optimizer, which on a GPU means
+    waiting for it at every part.
+    """
+
+    tensorboard: bool = False
+    timing: bool = True
+    checkpoint_minutes: float = 10.0
+
+    def __post_init__(self) -> None:
+        _at_least(0, checkpoint_minutes=self.checkpoint_minutes)
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, whole."""
+
+    label: str
+    data: DataConfig
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+    def with_seed(self, seed: int) -> Config:
+        """The same run from another seed."""
+        return replace(self, train=replace(self.train, seed=seed))
+
+    def as_table(self) -> Table:
+        """What determines the run, in the form of the TOML file: for records."""
+        table = asdict(self)
+        del table["label"], table["output"]
+        options = table["optimizer"].pop("options")
+        table["optimizer"].update(options)
+        result: Table = json.loads(json.dumps(table))  # tuples become lists, as when read back
+        return result
+
+    def identity(self) -> str:
+        """A hash of `as_table`: equal for runs that must give equal results."""
+        text = json.dumps(self.as_table(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,157 @@
+"""Config files: tables, overrides of `--set`, and the runs that they describe."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rootfree_lab.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    OutputConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from rootfree_lab.config_reading import (
+    ConfigError,
+    Table,
+    assign,
+    build,
+    checked,
+    merged,
+    parse_assignment,
+    read_toml,
+    unknown_name,
+)
+
+_SECTIONS = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "schedule": ScheduleConfig,
+    "train": TrainConfig,
+    "output": OutputConfig,
+}
+_TOP = ("label", "seeds", *_SECTIONS, "optimizer", "compare")
+_ENTRY = ("label", "seeds", *_SECTIONS, "optimizer")
+
+
+def read_tables(path: Path, assignments: Iterable[str] = ()) -> Table:
+    """The tables of a config file with the `--set` assignments applied."""
+    tables = copy.deepcopy(read_toml(path))
+    _check_entries(tables)
+    for text in assignments:
+        name, value = parse_assignment(text)
+        _assign(tables, name, value)
+    _check_entries(tables)
+    return tables
+
+
+def _check_entries(tables: Table) -> None:
+    for key in tables:
+        if key not in _TOP:
+            raise unknown_name("the table", key, _TOP)
+    entries = tables.get("compare", [])
+    if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+        raise ConfigError("compare must be a list of tables: [[compare]]")
+    for entry in entries:
+        if not isinstance(entry.get("label"), str):
+            raise ConfigError(f"compare: every entry needs a label, got {entry!r}")
+        for key in entry:
+            if key not in _ENTRY:
+                raise unknown_name(f"compare.{entry['label']}: the setting", key, _ENTRY)
+    labels = [entry["label"] for entry in entries]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"compare: the label {label!r} is given twice")
+
+
+def _assign(tables: Table, name: str, value: Any) -> None:
+    top, _, rest = name.partition(".")
+    if top not in _TOP:
+        raise unknown_name(f"--set {name}: the table", top, _TOP)
+    if top != "compare":
+        assign(tables, name.split("."), value, name)
+        return
+    entries = {entry["label"]: entry for entry in tables.get("compare", [])}
+    for label, entry in entries.items():
+        if rest.startswith(f"{label}."):  # a label may have dots in it
+            assign(entry, rest.removeprefix(f"{label}.").split("."), value, name)
+            return
+    raise unknown_name(f"--set {name}: the entry", rest.split(".")[0], entries)
+
+
+def config_from(tables: Mapping[str, Any]) -> Config:
+    """A run's settings from its tables; keys for `compare` alone are left out of it."""
+    for required in ("data", "model", "optimizer", "train"):
+        if required not in tables:
+            raise ConfigError(f"the table [{required}] is missing")
+    optimizer = _optimizer(tables["optimizer"])
+    sections: dict[str, Any] = {
+        name: build(kind, tables[name], name) for name, kind in _SECTIONS.items() if name in tables
+    }
+    label = checked("label", tables.get("label", optimizer.name), str)
+    if not label.strip():
+        raise ConfigError("label must not be empty")
+    return Config(label=label, optimizer=optimizer, **sections)
+
+
+def _optimizer(table: Any) -> OptimizerConfig:
+    if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
+        raise ConfigError(f"optimizer must be a table with a name, got {table!r}")
+    return OptimizerConfig(table["name"], {k: v for k, v in table.items() if k != "name"})
+
+
+def load_config(path: Path, assignments: Iterable[str] = (), entry: str | None = None) -> Config:
+    """The run that a file describes, or the one of its `[[compare]]` entries."""
+    tables = read_tables(path, assignments)
+    if entry is None:
+        if "optimizer" not in tables and tables.get("compare"):
+            labels = ", ".join(e["label"] for e in tables["compare"])
+            raise ConfigError(f"{path} has no [optimizer]: choose an entry, --entry {labels}")
+        return config_from({k: v for k, v in tables.items() if k not in ("compare", "seeds")})
+    entries = {e["label"]: e for e in tables.get("compare", [])}
+    if entry not in entries:
+        raise unknown_name("the entry", entry, entries)
+    return _entry_config(tables, entries[entry])
+
+
+def load_comparison(path: Path, assignments: Iterable[str] = ()) -> list[Config]:
+    """One run per `[[compare]]` entry and seed, in the file's order."""
+    tables = read_tables(path, assignments)
+    if not tables.get("compare"):
+        raise ConfigError(f"{path} has nothing to compare: it needs [[compare]] entries")
+    runs: list[Config] = []
+    for entry in tables["compare"]:
+        config = _entry_config(tables, entry)
+        given = entry.get("seeds", tables.get("seeds", [config.train.seed]))
+        seeds = checked(f"compare.{entry['label']}.seeds", given, tuple[int, ...])
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise ConfigError(
+                f"compare.{entry['label']}.seeds must be different integers from 0, got {given!r}"
+            )
+        runs += [config.with_seed(seed) for seed in seeds]
+    seen: dict[str, str] = {}
+    for run in runs:
+        if seen.setdefault(run.identity(), run.label) != run.label:
+            raise ConfigError(
+                f"compare: {seen[run.identity()]!r} and {run.label!r} have the same settings"
+            )
+    return runs
+
+
+def _entry_config(tables: Table, entry: Table) -> Config:
+    base = {k: v for k, v in tables.items() if k not in ("compare", "seeds", "label")}
+    over = {k: v for k, v in entry.items() if k != "seeds"}
+    mine, theirs = base.get("optimizer"), over.get("optimizer")
+    if (
+        isinstance(mine, dict)
+        and isinstance(theirs, dict)
+        and theirs.get("name", mine.get("name")) != mine.get("name")
+    ):
+        # Another optimizer's options mean something else: they are not inherited.
+        del base["optimizer"]
+    return config_from(merged(base, over))

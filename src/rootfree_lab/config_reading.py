@@ -1,0 +1,140 @@
+"""TOML tables into frozen dataclasses: types checked, every unknown key an error.
+
+Nothing here knows which settings there are; `config` says that.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+Table = dict[str, Any]
+
+_BARE_WORD = re.compile(r"[A-Za-z_][\w./-]*\Z")
+
+
+class ConfigError(ValueError):
+    """A setting that is missing, misspelt or of the wrong kind."""
+
+
+def read_toml(path: Path) -> Table:
+    """The tables of a file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no config file {str(path)!r}") from error
+    except (IsADirectoryError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config {str(path)!r} is not a UTF-8 text file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def unknown_name(what: str, name: str, allowed: Iterable[str]) -> ConfigError:
+    """The error for a name that is not among the allowed ones, with the nearest one."""
+    allowed = list(allowed)
+    close = get_close_matches(name, allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return ConfigError(f"{what} {name!r} is unknown{hint} allowed: {', '.join(allowed)}")
+
+
+def build(kind: type[T], table: Any, where: str) -> T:
+    """A dataclass from a table; `where` is the table's name in messages."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} must be a table, got {table!r}")
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in table:
+        if key not in names:
+            raise unknown_name("the setting", f"{where}.{key}", (f"{where}.{n}" for n in names))
+    for field in fields(kind):  # type: ignore[arg-type]
+        required = field.default is MISSING and field.default_factory is MISSING
+        if required and field.name not in table:
+            raise ConfigError(f"{where}.{field.name} is missing")
+    values = {key: checked(f"{where}.{key}", value, hints[key]) for key, value in table.items()}
+    try:
+        return kind(**values)
+    except ConfigError:
+        raise
+    except ValueError as error:  # the dataclass's own check of a range
+        raise ConfigError(f"{where}.{error}") from error
+
+
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """The value as the kind asks, or an error that names both."""
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    for option in options:
+        fits, result = _as_kind(value, option)
+        if fits:
+            return result
+    wanted = " or ".join(_words(option) for option in options if option is not type(None))
+    raise ConfigError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _as_kind(value: Any, kind: Any) -> tuple[bool, Any]:
+    if get_origin(kind) is tuple:
+        element = get_args(kind)[0]
+        if not isinstance(value, (list, tuple)):
+            return False, None
+        parts = [_as_kind(part, element) for part in value]
+        return all(fits for fits, _ in parts), tuple(part for _, part in parts)
+    if get_origin(kind) is dict:
+        return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return True, float(value)
+    if isinstance(value, bool) and kind is not bool:
+        return False, None
+    return isinstance(value, kind), value
+
+
+def _words(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"a list ({_words(get_args(kind)[0])} each)"
+    if get_origin(kind) is dict:
+        return "a table"
+    return {int: "an integer", float: "a number", str: "a string", bool: "true or false"}.get(
+        kind, str(kind)
+    )
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`a.b=value` with a TOML value; a bare word is a string, for convenience."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not (key and equals and value):
+        raise ConfigError(f"--set takes NAME=VALUE, got {text!r}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if _BARE_WORD.match(value):
+            return key, value
+        raise ConfigError(f"--set {key}: {value!r} is not a TOML value") from error
+
+
+def assign(table: Table, path: list[str], value: Any, name: str) -> None:
+    """Set one entry of nested tables in place, making the tables on the way."""
+    for key in path[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {name}: {key!r} is not a table")
+    table[path[-1]] = value
+
+
+def merged(base: Table, over: Mapping[str, Any]) -> Table:
+    """`base` with the entries of `over` laid on it, table by table; neither is changed."""
+    result = dict(base)
+    for key, value in over.items():
+        mine = result.get(key)
+        both = isinstance(mine, dict) and isinstance(value, Mapping)
+        result[key] = merged(mine, value) if both else value  # type: ignore[arg-type]
+    return result

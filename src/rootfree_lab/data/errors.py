@@ -1,0 +1,47 @@
+"""The error of this package, and the conversion of what file formats raise into it."""
+
+from __future__ import annotations
+
+import pickle
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class DataError(ValueError):
+    """Data is missing, truncated or altered, or an argument about data is wrong."""
+
+
+# What reading a damaged file raises: gzip EOFError and zlib.error, zip BadZipFile, pickle and
+# Pillow OSError, ValueError, IndexError, KeyError, ...
+_DAMAGE = (
+    OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, SyntaxError,
+    OverflowError, MemoryError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
+    tarfile.TarError,
+)  # fmt: skip
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what goes wrong inside into a `DataError` that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing.") from error
+    except PermissionError as error:
+        raise DataError(f"{path} may not be read by this user.") from error
+    except _DAMAGE as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise DataError(f"{path} is truncated or altered: it cannot be read ({reason}).") from error
+
+
+def existing_folder(folder: Path) -> Path:
+    """The folder, if it is one."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {str(folder)!r}.")
+    return folder

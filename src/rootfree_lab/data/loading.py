@@ -1,0 +1,123 @@
+"""`load` and `fetch`: from a name to tensors, from a package to the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rootfree_lab.data.cache import cache_folder, is_cached, locked, store, temporary_folder, verify
+from rootfree_lab.data.dataset import Dataset, limited
+from rootfree_lab.data.errors import DataError
+from rootfree_lab.data.image_folder import read_image_folder
+from rootfree_lab.data.packages import unpack
+from rootfree_lab.data.registry import Source, source
+
+_DEFAULT_SIZE = 64
+
+
+def load(
+    name: str,
+    *,
+    folder: Path | None = None,
+    cache: Path | None = None,
+    limit: int | None = None,
+    size: int | None = None,
+) -> Dataset:
+    """Load a data set into memory.
+
+    Args:
+        name: One of `names()`.
+        folder: Where its standard files are (for `text_file`, the file); without it the cache or
+            an installed package is read. Nothing is downloaded: that is `fetch`.
+        cache: The cache, in the place of `ROOTFREE_CACHE` or the platform's folder.
+        limit: Keep only the first so many examples (tokens) of each split.
+        size: Pixels of a side for `image_folder`, 64 if it is not given.
+
+    >>> digits = load("digits", limit=100)
+    >>> digits.shape, digits.classes, len(digits.train)
+    ((1, 8, 8), 10, 100)
+    """
+    found = source(name)
+    for argument, value in (("limit", limit), ("size", size)):
+        if value is not None and value < 1:
+            raise DataError(f"{argument} must be at least 1, got {value}.")
+    if size is not None and name != "image_folder":
+        raise DataError(f"size is for image_folder alone, got {size} for {name!r}.")
+    try:
+        if found.built_in is not None:
+            if folder is not None:
+                raise DataError(f"{name!r} is read from no folder, got {str(folder)!r}.")
+            dataset = found.built_in()
+        else:
+            where = _located(found, folder, cache_folder(cache))
+            if found.read is None:
+                return read_image_folder(where, size=size or _DEFAULT_SIZE, limit=limit)
+            dataset = found.read(where)
+    except ModuleNotFoundError as error:
+        raise DataError(f"{name!r} needs {error.name}: pip install 'rootfree[lab]'") from error
+    except DataError as error:
+        raise DataError(f"{name}: {error} To get it: {found.how}") from error
+    return dataset if limit is None else limited(dataset, limit)
+
+
+def fetch(name: str, *, cache: Path | None = None) -> Path | None:
+    """Put a data set into the cache and return the folder, or None where it needs no cache.
+
+    What is in the cache is kept if its checksums are right, and replaced if they are not.
+    """
+    found = source(name)
+    if found.built_in is not None:
+        load(name)
+        return None
+    if found.package is None or found.read is None:
+        raise DataError(f"{name!r} comes with no package. {found.how}")
+    root = cache_folder(cache)
+    try:
+        with locked(root, found.entry):
+            if _is_whole(found, root):
+                return root / found.entry
+            with temporary_folder(root) as temporary:
+                work, prepared = temporary / "work", temporary / "prepared"
+                work.mkdir()
+                prepared.mkdir()
+                unpack(found.package, work, prepared)
+                found.read(prepared)  # an entry is readable when it enters the cache
+                return store(prepared, root, found.entry)
+    except OSError as error:  # for instance a full disk
+        raise DataError(f"{name} could not be put into the cache {root}: {error}.") from error
+    except ModuleNotFoundError as error:
+        raise DataError(f"{name!r} needs {error.name}: pip install 'rootfree[lab]'") from error
+    except DataError as error:
+        raise DataError(f"{name}: {error} To get it otherwise: {found.how}") from error
+
+
+def status(name: str, *, cache: Path | None = None) -> str:
+    """Return "cached", "installed", "by package" or "needs folder"."""
+    found = source(name)
+    if found.entry and is_cached(cache_folder(cache), found.entry):
+        return "cached"
+    if found.built_in is not None or found.installed() is not None:
+        return "installed"
+    return "needs folder" if found.package is None else "by package"
+
+
+def _is_whole(found: Source, cache: Path) -> bool:
+    if not is_cached(cache, found.entry):
+        return False
+    try:
+        verify(cache / found.entry)
+    except DataError:
+        return False
+    return True
+
+
+def _located(found: Source, folder: Path | None, cache: Path) -> Path:
+    if folder is not None:
+        return Path(folder).expanduser()
+    if found.package is None:
+        raise DataError("it needs a folder.")
+    if is_cached(cache, found.entry):
+        verify(cache / found.entry)
+        return cache / found.entry
+    if (installed := found.installed()) is not None:
+        return installed
+    raise DataError(f"it is not in the cache {cache}.")

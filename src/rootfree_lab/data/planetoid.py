@@ -1,0 +1,91 @@
+"""The Planetoid citation graphs as plain arrays: `cora.npz`, `citeseer.npz`.
+
+`feat_data, feat_indices, feat_indptr, feat_shape`: the features in compressed sparse rows;
+`labels`, -1 for none; `edges` (m, 2), undirected, each once; `train_idx, val_idx, test_idx`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rootfree_lab.data.dataset import Dataset, Graph, Split
+from rootfree_lab.data.errors import existing_folder, reading
+
+Arrays = dict[str, NDArray[Any]]
+
+_FIELDS = (
+    "feat_data", "feat_indices", "feat_indptr", "feat_shape", "labels", "edges",
+    "train_idx", "val_idx", "test_idx",
+)  # fmt: skip
+
+
+def read_planetoid(folder: Path, name: str) -> Dataset:
+    """Read `NAME.npz` of a folder, with the standard split.
+
+    Each node's features are divided by their sum, as is usual with these graphs.
+    """
+    path = existing_folder(folder) / f"{name}.npz"
+    # Without pickle, so that a file cannot run code; the archive has a checksum for each array.
+    with reading(path), np.load(path, allow_pickle=False) as stored:
+        arrays = {field: stored[field] for field in _FIELDS}
+        features = _dense_features(arrays)
+        graph = _graph(arrays, features)
+    train, validation, test = (
+        Split(graph.features[part], graph.labels[part])
+        for part in (graph.train, graph.validation, graph.test)
+    )
+    classes = int(graph.labels.max()) + 1
+    return Dataset(
+        name, "graph", train, test, validation, classes, (features.shape[1],), graph=graph
+    )
+
+
+def _dense_features(arrays: Arrays) -> NDArray[np.float32]:
+    nodes, width = (int(length) for length in arrays["feat_shape"])
+    starts = arrays["feat_indptr"].astype(np.int64)
+    columns = arrays["feat_indices"].astype(np.int64)
+    counts = np.diff(starts)
+    sound = len(starts) == nodes + 1 and starts[0] == 0 and (counts >= 0).all()
+    if not sound or starts[-1] != len(columns) or len(columns) != len(arrays["feat_data"]):
+        raise ValueError("its features are not compressed sparse rows")
+    _check_range("feat_indices", columns, width)
+    features = np.zeros((nodes, width), dtype=np.float32)
+    features[np.repeat(np.arange(nodes), counts), columns] = arrays["feat_data"]
+    sums = features.sum(1, keepdims=True)
+    np.divide(features, sums, out=features, where=sums > 0)
+    return features
+
+
+def _graph(arrays: Arrays, features: NDArray[np.float32]) -> Graph:
+    nodes = len(features)
+    labels = arrays["labels"].astype(np.int64)
+    edges = arrays["edges"].astype(np.int64)
+    if labels.shape != (nodes,) or edges.ndim != 2 or edges.shape[1] != 2:
+        raise ValueError("labels and edges do not fit the number of nodes")
+    _check_range("edges", edges, nodes)
+    parts = {}
+    for field in ("train_idx", "val_idx", "test_idx"):
+        parts[field] = arrays[field].astype(np.int64)
+        _check_range(field, parts[field], nodes)
+        if (labels[parts[field]] < 0).any():
+            raise ValueError(f"{field} has nodes without a label")
+    both = np.concatenate([edges, edges[:, ::-1]]).T
+    return Graph(
+        torch.from_numpy(features), _tensor(both), _tensor(labels),
+        *(_tensor(part) for part in parts.values()),
+    )  # fmt: skip
+
+
+def _check_range(field: str, values: NDArray[np.int64], end: int) -> None:
+    if not values.size or values.min() < 0 or values.max() >= end:
+        raise ValueError(f"{field} must be in 0 to {end - 1}")
+
+
+def _tensor(values: NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

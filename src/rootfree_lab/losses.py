@@ -1,0 +1,62 @@
+"""Losses: each averages over `terms(target)` loss terms, which is the optimizers' B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rootfree_lab.config import TrainConfig
+from rootfree_lab.config_reading import ConfigError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def make_loss(config: TrainConfig, *, classes: int, kind: str) -> Loss:
+    """The loss of a run: a function of outputs and targets."""
+    if config.loss == "cross_entropy":
+        if classes == 0:
+            raise ConfigError("train.loss must be 'square' for regression, got 'cross_entropy'")
+        return cross_entropy
+    if classes == 0:
+        return squared_error
+    if kind == "text":
+        raise ConfigError("train.loss must be 'cross_entropy' for text, got 'square'")
+    k, m = config.square_k, config.square_m
+    return lambda outputs, labels: square_loss(outputs, labels, k=k, m=m)
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean over examples, or over tokens: outputs (..., classes), labels (...)."""
+    outputs = outputs.float()  # a log-sum-exp over a vocabulary does not fit in bf16
+    return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
+
+
+def square_loss(outputs: Tensor, labels: Tensor, *, k: float = 1.0, m: float = 1.0) -> Tensor:
+    """Square loss for classification, Hui & Belkin 2021.
+
+    (1/C) (k (f_y - M)² + Σ_{c≠y} f_c²), mean over examples. k = M = 1 is the plain one-hot
+    regression; with many classes a larger k and M keep the true class from being drowned.
+    """
+    outputs = outputs.float()
+    hot = functional.one_hot(labels, outputs.shape[-1]).to(outputs.dtype)
+    weights = 1 + (k - 1) * hot
+    return (weights * (outputs - m * hot).square()).mean(-1).mean()
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean over examples of (f - y)²: outputs (n, 1) or (n,), targets (n,)."""
+    return functional.mse_loss(outputs.float().reshape(targets.shape), targets)
+
+
+def terms(target: Tensor) -> int:
+    """How many loss terms a batch averages: images, rows, nodes; tokens for text."""
+    return target.numel()
+
+
+@torch.no_grad()
+def count_correct(outputs: Tensor, labels: Tensor) -> Tensor:
+    """How many examples the largest output is right about; stays on the device."""
+    return (outputs.argmax(-1) == labels).sum()

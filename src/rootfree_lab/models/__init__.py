@@ -1,0 +1,103 @@
+"""Models by name: `build(name, dataset, **options)`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+
+from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.models import graphs, language, linear, small_images, timm_images, vmamba
+
+__all__ = ["DatasetInfo", "build", "names"]
+
+
+class DatasetInfo(Protocol):
+    """What a model has to know of the data; a `rootfree_lab.data.Dataset` has it."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def classes(self) -> int:
+        """Classes, or the size of the vocabulary; 0 for regression."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example: (C, H, W), (d,), or () for text; of a graph's node (f,)."""
+
+
+Builder = Callable[..., nn.Module]
+
+_IMAGES: tuple[Builder, ...] = (
+    small_images.small_cnn,
+    small_images.small_vit,
+    timm_images.resnet34,
+    timm_images.resnet50,
+    timm_images.vgg16_bn,
+    timm_images.densenet121,
+    timm_images.swin_tiny,
+    timm_images.gcvit_xxtiny,
+    timm_images.focalnet_tiny_srf,
+    timm_images.vit_tiny,
+    timm_images.vit_small,
+    timm_images.vit_base,
+    vmamba.vmamba_tiny,
+    timm_images.resnet_micro,
+    timm_images.vgg_micro,
+    timm_images.densenet_micro,
+    timm_images.swin_micro,
+    timm_images.gcvit_micro,
+    timm_images.focalnet_micro,
+    vmamba.vmamba_micro,
+)
+_TEXT: tuple[Builder, ...] = (
+    language.lstm,
+    language.lstm_micro,
+    language.gpt,
+    language.gpt_micro,
+)
+_GRAPHS: tuple[Builder, ...] = (graphs.gat, graphs.gamlp)
+_FEATURES: tuple[Builder, ...] = (linear.linear, linear.logistic, linear.mlp)
+
+#: name -> (builder, the kinds of data it is for); a model is named as its builder
+_MODELS: dict[str, tuple[Builder, tuple[str, ...]]] = {
+    builder.__name__: (builder, kinds)
+    for builders, kinds in (
+        (_FEATURES, ("tabular", "images")),
+        (_IMAGES, ("images",)),
+        (_TEXT, ("text",)),
+        (_GRAPHS, ("graph",)),
+    )
+    for builder in builders
+}
+
+
+def names() -> list[str]:
+    """The names that `build` knows."""
+    return list(_MODELS)
+
+
+def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
+    """The model of this name for the data, freshly initialised from torch's global generator."""
+    if name not in _MODELS:
+        raise unknown_name("the model", name, names())
+    builder, kinds = _MODELS[name]
+    if dataset.kind not in kinds:
+        raise ConfigError(
+            f"the model {name!r} is for data of the kind {' or '.join(kinds)}, got {dataset.kind}"
+        )
+    allowed = list(inspect.signature(builder).parameters)[1:]
+    for option in options:
+        if option not in allowed:
+            raise unknown_name(f"the option of the model {name!r},", option, allowed)
+    try:
+        return builder(dataset, **options)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the model {name!r} needs {error.name}: pip install 'rootfree[lab]'"
+        ) from error
+    except (TypeError, AssertionError) as error:
+        raise ConfigError(f"the model {name!r} cannot be built with {options}: {error}") from error

@@ -1,0 +1,144 @@
+"""Graph models: forward(features (n, f), edges (2, m)) -> class scores (n, classes)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rootfree_lab.config_reading import unknown_name
+
+if TYPE_CHECKING:
+    from rootfree_lab.models import DatasetInfo
+
+
+class GraphAttention(nn.Module):
+    """Two graph attention layers (Veličković et al. 2018), from PyTorch Geometric."""
+
+    def __init__(
+        self, features: int, classes: int, *, hidden: int, heads: int, dropout: float
+    ) -> None:
+        super().__init__()
+        from torch_geometric.nn import GATConv  # type: ignore[import-untyped]
+
+        self.dropout = dropout
+        self.first = GATConv(features, hidden, heads=heads, dropout=dropout)
+        self.second = GATConv(hidden * heads, classes, heads=1, dropout=dropout)
+
+    def forward(self, features: Tensor, edges: Tensor) -> Tensor:
+        x = functional.dropout(features, self.dropout, self.training)
+        x = functional.elu(self.first(x, edges))
+        x = functional.dropout(x, self.dropout, self.training)
+        scores: Tensor = self.second(x, edges)
+        return scores
+
+
+@torch.no_grad()
+def hop_features(features: Tensor, edges: Tensor, hops: int) -> Tensor:
+    """X, ÂX, ..., Â^hops X, stacked to (n, hops + 1, f); Â = D^{-1/2}(A + I)D^{-1/2}.
+
+    Self-loops among the edges are dropped first, so that each node has exactly one.
+    """
+    n = len(features)
+    source, target = edges[:, edges[0] != edges[1]]
+    loops = torch.arange(n, device=features.device)
+    source, target = torch.cat([source, loops]), torch.cat([target, loops])
+    degree = torch.bincount(target, minlength=n).to(features.dtype)
+    weight = (degree[source] * degree[target]).rsqrt()[:, None]
+    stack = [features]
+    for _ in range(hops):
+        # (ÂX)_i = Σ_j Â_ij X_j
+        stack.append(torch.zeros_like(features).index_add_(0, target, weight * stack[-1][source]))
+    return torch.stack(stack, 1)
+
+
+def _perceptron(sizes: tuple[int, int, int], dropout: float) -> nn.Sequential:
+    a, b, c = sizes
+    return nn.Sequential(
+        nn.Linear(a, b), nn.BatchNorm1d(b), nn.PReLU(), nn.Dropout(dropout), nn.Linear(b, c)
+    )
+
+
+class GraphMLP(nn.Module):
+    """GAMLP (Zhang et al. 2022): attention over precomputed hops, then a perceptron.
+
+    A node's features at hop k, X⁽ᵏ⁾ = ÂᵏX, hold no parameters, so they are made once for a graph.
+    Each hop is scored against a reference, and the perceptron sees Σₖ softmax(scores)ₖ X⁽ᵏ⁾:
+
+        jk:         the reference is a perceptron's view of all hops together
+        recursive:  the reference of hop k is the combination of the hops before it
+    """
+
+    def __init__(
+        self, features: int, classes: int, *, hidden: int, hops: int, dropout: float, attention: str
+    ) -> None:
+        super().__init__()
+        self.hops, self.attention = hops, attention
+        self.dropout = nn.Dropout(dropout)
+        if attention == "jk":
+            sizes = ((hops + 1) * features, hidden, hidden)
+            self.reference = nn.Sequential(_perceptron(sizes, dropout), nn.PReLU())
+            self.score = nn.Linear(hidden + features, 1)
+        else:
+            self.score = nn.Linear(2 * features, 1)
+        self.output = _perceptron((features, hidden, classes), dropout)
+        self._graph: tuple[Tensor, Tensor, Tensor] | None = None  # features, edges, hops
+
+    def forward(self, features: Tensor, edges: Tensor) -> Tensor:
+        scores: Tensor = self.classify(self._stacked(features, edges))
+        return scores
+
+    def classify(self, stack: Tensor) -> Tensor:
+        """Class scores of nodes from their hop features (n, hops + 1, f)."""
+        x = self.dropout(stack)
+        weights = self._jk_scores(x) if self.attention == "jk" else self._recursive_scores(x)
+        combined = torch.einsum("nk,nkf->nf", weights.softmax(1), x)
+        scores: Tensor = self.output(combined)
+        return scores
+
+    def _jk_scores(self, x: Tensor) -> Tensor:
+        reference = self.dropout(self.reference(x.flatten(1)))[:, None].expand(-1, x.shape[1], -1)
+        scores: Tensor = self.score(torch.cat([reference, x], -1)).squeeze(-1)
+        return scores.sigmoid()
+
+    def _recursive_scores(self, x: Tensor) -> Tensor:
+        history, scores = x[:, 0], x.new_empty(len(x), 0)
+        for k in range(x.shape[1]):
+            new = self.score(torch.cat([history, x[:, k]], -1)).sigmoid()
+            scores = torch.cat([scores, new], 1)
+            history = torch.einsum("nk,nkf->nf", scores.softmax(1), x[:, : k + 1])
+        return scores
+
+    def _stacked(self, features: Tensor, edges: Tensor) -> Tensor:
+        known = self._graph
+        if known is None or known[0] is not features or known[1] is not edges:
+            self._graph = known = (features, edges, hop_features(features, edges, self.hops))
+        return known[2]
+
+
+def gat(data: DatasetInfo, *, hidden: int = 8, heads: int = 8, dropout: float = 0.6) -> nn.Module:
+    """The graph attention network with the sizes of its paper."""
+    return GraphAttention(data.shape[0], data.classes, hidden=hidden, heads=heads, dropout=dropout)
+
+
+def gamlp(
+    data: DatasetInfo,
+    *,
+    hidden: int = 512,
+    hops: int = 5,
+    dropout: float = 0.5,
+    attention: str = "jk",
+) -> nn.Module:
+    """The graph MLP with attention over hops; `attention` is "jk" or "recursive"."""
+    if attention not in ("jk", "recursive"):
+        raise unknown_name("the attention of gamlp", attention, ("jk", "recursive"))
+    return GraphMLP(
+        data.shape[0],
+        data.classes,
+        hidden=hidden,
+        hops=hops,
+        dropout=dropout,
+        attention=attention,
+    )

@@ -1,0 +1,61 @@
+"""Two image models small enough for a demonstration on a laptop's processor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.torchvision_shim import make_importable
+
+if TYPE_CHECKING:
+    from rootfree_lab.models import DatasetInfo
+
+
+def small_cnn(data: DatasetInfo, *, width: int = 16) -> nn.Module:
+    """Two convolutions and two linear layers; 20 thousand parameters on 8×8 digits."""
+    channels, height, side = data.shape
+    if height % 2 or side % 2:
+        raise ConfigError(f"small_cnn needs images with even sides, got {height}x{side}")
+    # Larger images are pooled once more, or the first linear layer would be all of the model.
+    pool = 2 if height % 4 or side % 4 or height < 16 else 4
+    pixels = (height // pool) * (side // pool)
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(pool),
+        nn.Flatten(),
+        nn.Linear(2 * width * pixels, 2 * width),
+        nn.ReLU(),
+        nn.Linear(2 * width, data.classes),
+    )
+
+
+def small_vit(
+    data: DatasetInfo, *, width: int = 64, depth: int = 4, heads: int = 4, patch: int | None = None
+) -> nn.Module:
+    """A vision transformer of timm with 200 thousand parameters, 49 patches or more."""
+    make_importable()
+    from timm.models.vision_transformer import VisionTransformer
+
+    channels, height, side = data.shape
+    if patch is None:
+        patch = max(
+            p for p in range(1, 1 + max(1, min(height, side) // 7)) if not (height % p or side % p)
+        )
+    elif height % patch or side % patch:
+        raise ConfigError(f"patch must divide the image's sides {height}x{side}, got {patch}")
+    model: nn.Module = VisionTransformer(
+        img_size=(height, side),
+        patch_size=patch,
+        in_chans=channels,
+        num_classes=data.classes,
+        embed_dim=width,
+        depth=depth,
+        num_heads=heads,
+        mlp_ratio=4.0,
+    )
+    return model

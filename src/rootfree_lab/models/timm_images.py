@@ -1,0 +1,272 @@
+"""Image models of timm, at full size, with stems for small images, and in miniature.
+
+timm's networks are made for 224 pixels: their stems shrink the image fourfold before the first
+block. In images of at most 64 pixels that would leave nothing to look at, so there
+
+    ResNet, DenseNet     start with a 3×3 convolution of stride 1, without pooling,
+    VGG                  (which has no such stem) has 1×1 maps where its classifier wants 7×7,
+    Swin, FocalNet       take patches of 2×2 pixels instead of 4×4,
+    GCViT                does not stride in its first convolution,
+    ViT                  takes patches of 4×4 instead of 16×16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.torchvision_shim import make_importable
+
+if TYPE_CHECKING:
+    from rootfree_lab.models import DatasetInfo
+
+_SMALL = 64  # pixels a side
+
+
+def _small(data: DatasetInfo) -> bool:
+    return max(data.shape[1:]) <= _SMALL
+
+
+def _common(data: DatasetInfo, **options: Any) -> dict[str, Any]:
+    """What every constructor of timm takes; options that were not given keep timm's defaults."""
+    given = {key: value for key, value in options.items() if value is not None}
+    return {"in_chans": data.shape[0], "num_classes": data.classes, **given}
+
+
+def _sides(name: str, data: DatasetInfo, *, least: int = 1, multiple: int = 1) -> tuple[int, int]:
+    _, height, width = data.shape
+    if min(height, width) < least or height % multiple or width % multiple:
+        raise ConfigError(
+            f"the model {name!r} needs images with sides of at least {least} pixels that are "
+            f"multiples of {multiple}, got {height}x{width}"
+        )
+    return height, width
+
+
+def _create(name: str, **options: Any) -> Any:
+    make_importable()
+    import timm
+
+    return timm.create_model(name, pretrained=False, **options)
+
+
+def _first_convolution(data: DatasetInfo, width: int) -> nn.Conv2d:
+    convolution = nn.Conv2d(data.shape[0], width, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return convolution
+
+
+# -- convolutional networks ------------------------------------------------------------------------
+
+
+def _resnet(model: Any, data: DatasetInfo) -> nn.Module:
+    if _small(data):
+        model.conv1 = _first_convolution(data, model.conv1.out_channels)
+        model.maxpool = nn.Identity()
+    return model  # type: ignore[no-any-return]
+
+
+def resnet34(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
+    """ResNet-34."""
+    return _resnet(_create("resnet34", **_common(data, drop_rate=drop_rate)), data)
+
+
+def resnet50(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
+    """ResNet-50."""
+    return _resnet(_create("resnet50", **_common(data, drop_rate=drop_rate)), data)
+
+
+def resnet_micro(data: DatasetInfo) -> nn.Module:
+    """A ResNet with one block in each of four stages, at most 32 channels."""
+    make_importable()
+    from timm.models.resnet import BasicBlock, ResNet
+
+    model = ResNet(
+        BasicBlock,  # type: ignore[arg-type]
+        (1, 1, 1, 1),
+        channels=(8, 16, 24, 32),
+        **_common(data),
+    )
+    return _resnet(model, data)
+
+
+def _vgg(model: Any, data: DatasetInfo, hidden: int, drop_rate: float | None) -> nn.Module:
+    from timm.models.vgg import ConvMlp
+
+    kernel = 1 if _small(data) else 7
+    inputs = model.pre_logits.fc1.in_channels
+    model.pre_logits = ConvMlp(inputs, hidden, kernel, drop_rate=drop_rate or 0.0)
+    return model  # type: ignore[no-any-return]
+
+
+def vgg16_bn(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
+    """VGG-16 with batch normalisation; 34 million parameters on CIFAR-100."""
+    _sides("vgg16_bn", data, least=32)
+    model = _create("vgg16_bn", **_common(data, drop_rate=drop_rate))
+    if not _small(data):
+        return model  # type: ignore[no-any-return]
+    return _vgg(model, data, 4096, drop_rate)
+
+
+def vgg_micro(data: DatasetInfo) -> nn.Module:
+    """Three convolutions with batch normalisation and a classifier of 32 units."""
+    make_importable()
+    from timm.models.vgg import VGG
+
+    _sides("vgg_micro", data, least=8)
+    layers = [8, "M", 16, "M", 32, "M"]
+    model: Any = VGG(layers, norm_layer=nn.BatchNorm2d, **_common(data))
+    # The head reads as many channels as the classifier has units: 4096 in timm's constructor.
+    model = _vgg(model, data, 32, None)
+    model.head.fc = nn.Linear(32, data.classes)
+    return model  # type: ignore[no-any-return]
+
+
+def _densenet(model: Any, data: DatasetInfo) -> nn.Module:
+    if _small(data):
+        model.features.conv0 = _first_convolution(data, model.features.conv0.out_channels)
+        model.features.pool0 = nn.Identity()
+    return model  # type: ignore[no-any-return]
+
+
+def densenet121(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
+    """DenseNet-121."""
+    return _densenet(_create("densenet121", **_common(data, drop_rate=drop_rate)), data)
+
+
+def densenet_micro(data: DatasetInfo) -> nn.Module:
+    """Two dense blocks of two layers that grow by 8 channels."""
+    make_importable()
+    from timm.models.densenet import DenseNet
+
+    return _densenet(DenseNet(growth_rate=8, block_config=(2, 2), **_common(data)), data)
+
+
+# -- transformers and their kin --------------------------------------------------------------------
+
+
+def _swin_options(name: str, data: DatasetInfo) -> dict[str, Any]:
+    patch, window = (2, 4) if _small(data) else (4, 7)
+    sides = _sides(name, data, least=8 * patch, multiple=patch)
+    return {"img_size": sides, "patch_size": patch, "window_size": window}
+
+
+def swin_tiny(data: DatasetInfo, *, drop_path_rate: float | None = None) -> nn.Module:
+    """Swin-T; windows of 7×7 patches, of 4×4 in small images."""
+    options = _common(data, drop_path_rate=drop_path_rate, **_swin_options("swin_tiny", data))
+    return _create("swin_tiny_patch4_window7_224", **options)  # type: ignore[no-any-return]
+
+
+def swin_micro(data: DatasetInfo) -> nn.Module:
+    """Swin with two stages of two blocks, 16 and 32 channels."""
+    make_importable()
+    from timm.models.swin_transformer import SwinTransformer
+
+    options = _common(data, **_swin_options("swin_micro", data))
+    model: nn.Module = SwinTransformer(
+        embed_dim=16, depths=(2, 2), num_heads=(1, 2), drop_path_rate=0.0, **options
+    )
+    return model
+
+
+def _gcvit(name: str, data: DatasetInfo, create: Callable[..., Any], **options: Any) -> nn.Module:
+    if not _small(data):
+        sides = _sides(name, data, least=64, multiple=32)
+        return create(img_size=sides, **_common(data, **options))  # type: ignore[no-any-return]
+    height, width = _sides(name, data, least=16, multiple=16)
+    # The sizes of the maps are worked out from a stem that shrinks fourfold; ours shrinks twofold.
+    model = create(
+        img_size=(2 * height, 2 * width),
+        window_ratio=(16, 16, 16, 32),
+        **_common(data, **options),
+    )
+    model.stem.conv1.stride = (1, 1)
+    return model  # type: ignore[no-any-return]
+
+
+def gcvit_xxtiny(data: DatasetInfo, *, drop_path_rate: float | None = None) -> nn.Module:
+    """GCViT-XXT."""
+
+    def create(**options: Any) -> Any:
+        return _create("gcvit_xxtiny", **options)
+
+    return _gcvit("gcvit_xxtiny", data, create, drop_path_rate=drop_path_rate)
+
+
+def gcvit_micro(data: DatasetInfo) -> nn.Module:
+    """GCViT with two stages of a local and a global block, 16 and 32 channels."""
+    make_importable()
+    from timm.models.gcvit import GlobalContextVit
+
+    return _gcvit(
+        "gcvit_micro",
+        data,
+        GlobalContextVit,
+        embed_dim=16,
+        depths=(2, 2),
+        num_heads=(1, 2),
+    )
+
+
+def _focalnet(name: str, model: Any, data: DatasetInfo) -> nn.Module:
+    _sides(name, data, least=16 if _small(data) else 32)
+    if _small(data):
+        model.stem.proj = nn.Conv2d(data.shape[0], model.stem.proj.out_channels, 2, stride=2)
+    return model  # type: ignore[no-any-return]
+
+
+def focalnet_tiny_srf(data: DatasetInfo, *, drop_path_rate: float | None = None) -> nn.Module:
+    """FocalNet-T with small receptive fields."""
+    options = _common(data, drop_path_rate=drop_path_rate)
+    return _focalnet("focalnet_tiny_srf", _create("focalnet_tiny_srf", **options), data)
+
+
+def focalnet_micro(data: DatasetInfo) -> nn.Module:
+    """FocalNet with one block in each of three stages, 16 to 64 channels."""
+    make_importable()
+    from timm.models.focalnet import FocalNet
+
+    model = FocalNet(
+        embed_dim=16,
+        depths=(1, 1, 1),
+        focal_levels=(2, 2, 2),
+        focal_windows=(3, 3, 3),
+        drop_path_rate=0.0,
+        **_common(data),
+    )
+    return _focalnet("focalnet_micro", model, data)
+
+
+def _vit(
+    size: str, data: DatasetInfo, patch: int | None, drop_path_rate: float | None
+) -> nn.Module:
+    patch = patch or (4 if _small(data) else 16)
+    sides = _sides(f"vit_{size}", data, least=patch, multiple=patch)
+    return _create(  # type: ignore[no-any-return]
+        f"vit_{size}_patch16_224",
+        **_common(data, img_size=sides, patch_size=patch, drop_path_rate=drop_path_rate),
+    )
+
+
+def vit_tiny(
+    data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
+) -> nn.Module:
+    """ViT-Ti: 12 blocks of width 192."""
+    return _vit("tiny", data, patch, drop_path_rate)
+
+
+def vit_small(
+    data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
+) -> nn.Module:
+    """ViT-S: 12 blocks of width 384."""
+    return _vit("small", data, patch, drop_path_rate)
+
+
+def vit_base(
+    data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
+) -> nn.Module:
+    """ViT-B: 12 blocks of width 768."""
+    return _vit("base", data, patch, drop_path_rate)

@@ -1,0 +1,66 @@
+"""Seeds, random-number states and deterministic algorithms."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_everything(seed: int) -> None:
+    """Seed all global generators: torch's on every device, Python's, NumPy's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def random_state() -> dict[str, Any]:
+    """States of the global generators, in types that `torch.load` takes by default."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": random.getstate(),
+        "numpy": (str(kind), [int(k) for k in keys], int(position), int(has_gauss), float(gauss)),
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put back what `random_state` gave."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+
+
+@contextmanager
+def deterministic_algorithms(strict: bool, device: torch.device) -> Iterator[None]:
+    """Deterministic kernels inside: always on the CPU, on a GPU if asked (they are slower)."""
+    wanted = strict or device.type == "cpu"
+    if strict and device.type == "cuda":
+        # cuBLAS reads this when it starts.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    old = torch.are_deterministic_algorithms_enabled()
+    old_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # a module with a property, which types cannot say
+    old_fill = memory.fill_uninitialized_memory
+    old_benchmark = torch.backends.cudnn.benchmark
+    try:
+        if wanted:
+            torch.use_deterministic_algorithms(True, warn_only=not strict)
+            # Filling fresh memory is for debugging and costs a pass over every buffer.
+            memory.fill_uninitialized_memory = False
+        torch.backends.cudnn.benchmark = device.type == "cuda" and not strict
+        yield
+    finally:
+        torch.use_deterministic_algorithms(old, warn_only=old_warn)
+        memory.fill_uninitialized_memory = old_fill
+        torch.backends.cudnn.benchmark = old_benchmark

@@ -1,0 +1,295 @@
+"""One training run as an object: everything that changes while it trains, and its checkpoint."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rootfree_lab import data, models
+from rootfree_lab import optimizers as optimizer_registry
+from rootfree_lab.checkpoints import CheckpointError
+from rootfree_lab.config import Config, DataConfig
+from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.feeding import Batch, Feed, TestFeed
+from rootfree_lab.losses import count_correct, make_loss, terms
+from rootfree_lab.lr_schedules import Schedule, base_rates, set_rates
+from rootfree_lab.measures import Stopwatch, peak_bytes, reset_peak, state_bytes
+from rootfree_lab.records import Record, versions
+from rootfree_lab.reproducibility import random_state, seed_everything, set_random_state
+
+Point = dict[str, float | int | None]
+
+# Packages whose optimizers keep state beside `state_dict()`: a resumed run would be another one.
+_NOT_RESUMABLE = ("sirfshampoo",)
+
+
+class Diverged(ArithmeticError):  # noqa: N818 (an outcome)
+    """The training loss is no longer a number."""
+
+
+@dataclass
+class Running:
+    """Sums since the last point of the curve; on the device, so that no step waits for them."""
+
+    loss: Tensor
+    correct: Tensor
+    terms: int = 0
+    steps: int = 0
+
+    @classmethod
+    def zero(cls, device: torch.device) -> Running:
+        return cls(
+            torch.zeros((), dtype=torch.float64, device=device),
+            torch.zeros((), dtype=torch.int64, device=device),
+        )
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"train.device must be auto, cpu or cuda, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"train.device is {name!r}, but there is no CUDA device here")
+    return device
+
+
+@lru_cache(maxsize=1)  # a comparison trains on one data set many times
+def _dataset(config: DataConfig) -> Any:
+    folder = None if config.folder is None else Path(config.folder)
+    return data.load(config.name, folder=folder, limit=config.limit, size=config.size)
+
+
+class Session:
+    """A run at some step: built from its config, moved by `step`, saved and restored whole."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        reset_peak(device)
+        train = config.train
+        seed_everything(train.seed)
+        dataset = _dataset(config.data)
+        self.kind: str = dataset.kind
+        self.feed = Feed(dataset, train, device, augment=config.data.augment)
+        self.test = TestFeed(dataset, train, device)
+        self.classifies = dataset.classes > 0 and dataset.kind != "text"
+        self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
+        self.model = models.build(config.model.name, dataset, **_plain(config.model.options))
+        self.model.to(device).train()
+        self.terms = self._terms_per_step(dataset)
+        self.optimizers: list[Optimizer] = optimizer_registry.build(
+            config.optimizer.name,
+            self.model,
+            batch_size=self.terms,
+            **_plain(config.optimizer.options),
+        )
+        self._base = base_rates(self.optimizers)
+        self.total = train.steps or (train.epochs or 0) * len(self.feed)
+        self.schedule = Schedule.make(
+            config.schedule, total=self.total, steps_per_epoch=len(self.feed)
+        )
+        self.watch = Stopwatch(device, parts=config.output.timing)
+        self.running = Running.zero(device)
+        self.curve: list[Point] = []
+        self.done = 0
+        # Building took random numbers, some optimizers more than others: all start equal.
+        seed_everything(train.seed + 1)
+
+    def _terms_per_step(self, dataset: Any) -> int:
+        if dataset.kind == "graph":
+            return terms(self.feed.peek_target())
+        per_example = self.config.train.context if dataset.kind == "text" else 1
+        return self.config.train.batch_size * per_example
+
+    # -- training ----------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One step: a batch through the model, its gradients through the optimizers."""
+        watch = self.watch
+        set_rates(self.optimizers, self._base, self.schedule(self.done))
+        with watch.part("data"):
+            batch = self.feed.take()
+        with watch.part("forward"):
+            outputs, loss = self._forward(batch)
+        with watch.part("backward"):
+            loss.backward()
+        with watch.part("optimizer"):
+            self._tell_batch_size(terms(batch.target))
+            for optimizer in self.optimizers:
+                optimizer.step()
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+        self.done += 1
+        self.running.loss += loss.detach()
+        self.running.steps += 1
+        if self.classifies:
+            self.running.correct += count_correct(outputs.detach(), batch.target)
+            self.running.terms += terms(batch.target)
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        bf16 = self.config.train.autocast == "bf16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
+            outputs = self.model(*batch.inputs)
+        if batch.select is not None:
+            outputs = outputs[batch.select]
+        return outputs, self._loss(outputs, batch.target)
+
+    def _tell_batch_size(self, count: int) -> None:
+        if count == self.terms:
+            return
+        self.terms = count
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if "batch_size" in group:
+                    group["batch_size"] = count
+
+    def check_finite(self) -> None:
+        """Raise if a loss since the last point was not finite (waits for the device)."""
+        if not math.isfinite(self.running.loss.item()):
+            raise Diverged(f"the training loss is not finite by step {self.done}")
+
+    def train_loss(self) -> float:
+        """Mean since the last point."""
+        return self.running.loss.item() / max(self.running.steps, 1)
+
+    def train_accuracy(self) -> float | None:
+        """Fraction right since the last point, while training."""
+        if not self.running.terms:
+            return None
+        return self.running.correct.item() / self.running.terms
+
+    # -- measuring ---------------------------------------------------------------------------
+
+    def add_point(self) -> Point:
+        """Evaluate, and add a point to the curve."""
+        self.check_finite()
+        self.watch.pause()
+        point: Point = {
+            "step": self.done,
+            "epoch": self.done / len(self.feed),
+            "seconds": self.watch.totals["total"],
+            "train_loss": self.train_loss(),
+            "lr": float(self.optimizers[0].param_groups[0]["lr"]),
+        }
+        with self.watch.paused(count_as="evaluation"):
+            test_loss, test_error = self.evaluate()
+        point["test_loss"], point["test_error"] = test_loss, test_error
+        self.curve.append(point)
+        self.running = Running.zero(self.device)
+        return point
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, float | None]:
+        """Loss and error on the test set: means over its examples (tokens of text)."""
+        self.model.eval()
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        count = 0
+        for batch in self.test:
+            outputs, mean = self._forward(batch)
+            loss += mean * terms(batch.target)
+            count += terms(batch.target)
+            if self.classifies:
+                correct += count_correct(outputs, batch.target)
+        self.model.train()
+        if count == 0:
+            raise ConfigError(f"the test set of {self.config.data.name} is empty")
+        error = 1 - correct.item() / count if self.classifies else None
+        return loss.item() / count, error
+
+    def record(self, *, completed: bool) -> Record:
+        """The run as one line of the records file."""
+        last: Point = self.curve[-1] if self.curve else {}
+        return {
+            **describe(self.config),
+            "versions": versions(self.device),
+            "curve": self.curve,
+            "final": {key: last.get(key) for key in ("train_loss", "test_loss", "test_error")},
+            "seconds": self.watch.as_record(),
+            "steps": self.done,
+            "memory": {
+                "peak_bytes": peak_bytes(self.device),
+                "state_bytes": state_bytes(self.optimizers),
+                "parameters": sum(p.numel() for p in self.model.parameters()),
+            },
+            "completed": completed,
+        }
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a continuation needs to be bit-identical."""
+        return {
+            "step": self.done,
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "random": random_state(),
+            "data": self.feed.position(),
+            "running": {
+                "loss": self.running.loss,
+                "correct": self.running.correct,
+                "counts": [self.running.terms, self.running.steps],
+            },
+            "curve": self.curve,
+            "seconds": self.watch.totals,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to the step at which `state` was taken."""
+        for optimizer in self.optimizers:
+            if type(optimizer).__module__.split(".")[0] in _NOT_RESUMABLE:
+                raise CheckpointError(
+                    f"{type(optimizer).__name__} keeps state outside its state_dict: a resumed "
+                    "run would not be the same; start it again without --resume"
+                )
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.feed.seek(state["data"])
+        sums = state["running"]
+        self.running = Running(
+            sums["loss"].to(self.device), sums["correct"].to(self.device), *sums["counts"]
+        )
+        self.curve = state["curve"]
+        self.watch.totals = state["seconds"]
+        self.done = state["step"]
+        set_random_state(state["random"])  # last: building and seeking may have drawn
+
+
+def describe(config: Config) -> Record:
+    """The part of a record that is known before the run."""
+    return {
+        "label": config.label,
+        "config": config.as_table(),
+        "identity": config.identity(),
+        "seed": config.train.seed,
+        "data": config.data.name,
+        "model": config.model.name,
+        "optimizer": config.optimizer.name,
+    }
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as functions expect them: tuples where TOML has lists, None where it has "none".
+
+    A companion's name is left alone: there "none" is a name.
+    """
+    return {key: value if key == "companion" else _value(value) for key, value in options.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_value(part) for part in value)
+    if isinstance(value, dict):
+        return _plain(value)
+    return None if value == "none" else value

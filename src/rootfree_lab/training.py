@@ -1,0 +1,126 @@
+"""Train one run: from the start or a checkpoint, to a record or an interruption."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rootfree_lab import checkpoints
+from rootfree_lab.config import Config
+from rootfree_lab.measures import PARTS
+from rootfree_lab.progress import TensorBoard, Watcher
+from rootfree_lab.records import Record, append_record, read_records, versions
+from rootfree_lab.reproducibility import deterministic_algorithms
+from rootfree_lab.session import Diverged, Session, choose_device, describe
+from rootfree_lab.stopping import Interrupted, StopSignals
+
+# Steps between looks at the loss: each look waits for the device.
+CHECK_EVERY = 20
+
+
+def records_path(out: Path) -> Path:
+    """The records file of an output folder."""
+    return out / "records.jsonl"
+
+
+def finished_record(out: Path, config: Config) -> Record | None:
+    """The record of this very run, if it has come to its end: trained through, or diverged."""
+    found = None
+    for record in read_records(records_path(out)):
+        kind = (record.get("failure") or {}).get("kind")
+        ended = record.get("completed") or kind == "diverged"
+        if record.get("identity") == config.identity() and ended:
+            found = record
+    return found
+
+
+def train(
+    config: Config,
+    *,
+    out: Path,
+    resume: bool = False,
+    stop: StopSignals | None = None,
+    watchers: Sequence[Watcher] = (),
+) -> Record:
+    """Run to the end, append the record to the folder's records file and return it.
+
+    A diverged run is recorded too, as not completed. Where `stop` has received a signal the run
+    leaves a checkpoint and raises `Interrupted`.
+    """
+    device = choose_device(config.train.device)
+    path = checkpoints.checkpoint_path(out, config)
+    all_watchers = list(watchers)
+    if config.output.tensorboard:
+        all_watchers.append(TensorBoard(out / "tensorboard"))
+    with deterministic_algorithms(config.train.deterministic, device):
+        saved = checkpoints.load(path, config) if resume and path.exists() else None
+        session = Session(config, device)
+        if saved is not None:
+            session.restore(saved)
+        try:
+            for watcher in all_watchers:
+                watcher.begin(session)
+            record = _run(session, path, stop, all_watchers)
+        finally:
+            for watcher in all_watchers:
+                watcher.end()
+    append_record(records_path(out), record)
+    checkpoints.remove(path)
+    return record
+
+
+def _run(
+    session: Session, path: Path, stop: StopSignals | None, watchers: Sequence[Watcher]
+) -> Record:
+    config = session.config
+    every = config.train.eval_every or len(session.feed)
+    saved_at = time.monotonic()
+    session.watch.start()
+    try:
+        while session.done < session.total:
+            session.step()
+            if session.done % CHECK_EVERY == 0:
+                session.check_finite()
+            for watcher in watchers:
+                watcher.stepped(session)
+            last = session.done == session.total
+            if last or session.done % every == 0:
+                point = session.add_point()
+                for watcher in watchers:
+                    watcher.point(session, point)
+            signum = None if stop is None else stop.received
+            due = time.monotonic() - saved_at >= 60 * config.output.checkpoint_minutes
+            if not last and (due or signum is not None):
+                with session.watch.paused():
+                    checkpoints.save(path, config, session.state())
+                saved_at = time.monotonic()
+                if signum is not None:
+                    raise Interrupted(signum, path)
+    except Diverged as error:
+        session.watch.pause()
+        return {**session.record(completed=False), "failure": failure("diverged", error)}
+    session.watch.pause()
+    return session.record(completed=True)
+
+
+def failure(kind: str, error: BaseException) -> dict[str, str]:
+    """Why a run failed: `diverged` is the run's own outcome, `error` may go away when retried."""
+    return {"kind": kind, "message": str(error) or type(error).__name__}
+
+
+def failed_record(config: Config, error: BaseException) -> Record:
+    """The record of a run that could not be carried out."""
+    return {
+        **describe(config),
+        "versions": versions(torch.device("cpu")),
+        "curve": [],
+        "final": {"train_loss": None, "test_loss": None, "test_error": None},
+        "seconds": dict.fromkeys(("total", *PARTS, "evaluation")),
+        "steps": 0,
+        "memory": dict.fromkeys(("peak_bytes", "state_bytes", "parameters")),
+        "completed": False,
+        "failure": failure("error", error),
+    }

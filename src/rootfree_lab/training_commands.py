@@ -1,0 +1,102 @@
+"""`rootfree train` and `rootfree compare`: what they print, and the exit codes they end with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from rootfree_lab.checkpoints import checkpoint_path
+from rootfree_lab.compare import compare, table
+from rootfree_lab.config_files import load_comparison, load_config
+from rootfree_lab.config_reading import unknown_name
+from rootfree_lab.progress import Lines, LiveBar, Watcher, describe_point
+from rootfree_lab.stopping import Interrupted, StopSignals
+from rootfree_lab.training import finished_record, records_path, train
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+
+def train_command(
+    console: Console,
+    config_file: Path,
+    *,
+    assignments: Sequence[str],
+    out: Path,
+    resume: bool,
+    entry: str | None,
+) -> int:
+    """Train the run that a config describes."""
+
+    def work() -> int:
+        config = load_config(config_file, assignments, entry)
+        if resume and finished_record(out, config) is not None:
+            typer.echo(f"this run is in {records_path(out)} already: nothing to resume")
+            return 0
+        checkpoint = checkpoint_path(out, config)
+        if checkpoint.exists() and not resume:
+            typer.echo(f"starts anew; --resume would go on from {checkpoint}", err=True)
+        elif resume and not checkpoint.exists():
+            typer.echo(f"there is no {checkpoint}: starts from the beginning", err=True)
+        bar = LiveBar(console) if console.is_terminal else None
+        watchers: list[Watcher] = [Lines(console) if bar is None else bar]
+        with StopSignals() as stop, bar or nullcontext():
+            record = train(config, out=out, resume=resume, stop=stop, watchers=watchers)
+        if not record["completed"]:
+            typer.echo(f"{config.label} failed: {record['failure']['message']}", err=True)
+            return FAILED
+        typer.echo(f"{describe_point(record['curve'][-1])} · recorded in {records_path(out)}")
+        return 0
+
+    return _with_exit_codes(work)
+
+
+def compare_command(
+    console: Console,
+    config_file: Path,
+    *,
+    assignments: Sequence[str],
+    out: Path,
+    only: Sequence[str],
+) -> int:
+    """Run a config's entries and print the table, best first."""
+
+    def work() -> int:
+        runs = load_comparison(config_file, assignments)
+        labels = list(dict.fromkeys(run.label for run in runs))
+        for label in only:
+            if label not in labels:
+                raise unknown_name("--only: the entry", label, labels)
+        chosen = [run for run in runs if not only or run.label in only]
+        with StopSignals() as stop:
+            results = compare(chosen, out=out, console=console, stop=stop)
+        console.print(table(chosen, results, by_result=True))
+        typer.echo(f"records: {records_path(out)}")
+        failed = [r for r in results.values() if not r["completed"]]
+        for record in failed:
+            typer.echo(
+                f"{record['label']} seed {record['seed']} failed: {record['failure']['message']}",
+                err=True,
+            )
+        # A comparison in which some diverge is a result; one without any result is not.
+        return FAILED if len(failed) == len(results) else 0
+
+    return _with_exit_codes(work)
+
+
+def _with_exit_codes(work: Callable[[], int]) -> int:
+    try:
+        return work()
+    except Interrupted as stopped:
+        left = f"; continue from {stopped.checkpoint} with --resume" if stopped.checkpoint else ""
+        typer.echo(f"stopped{left}", err=True)
+        return stopped.exit_code
+    except KeyboardInterrupt:
+        typer.echo("stopped at once", err=True)
+        return INTERRUPTED
+    except (ValueError, ModuleNotFoundError) as error:  # bad settings, data or checkpoints
+        typer.echo(f"Error: {error}", err=True)
+        return USAGE

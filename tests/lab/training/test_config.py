@@ -1,0 +1,145 @@
+"""Configs: types, typos, overrides, entries of a comparison."""
+
+from __future__ import annotations
+
+import pytest
+
+from rootfree_lab.config_files import load_comparison, load_config
+from rootfree_lab.config_reading import ConfigError
+
+
+def test_a_file_becomes_a_typed_config(config_file):
+    config = load_config(config_file)
+    assert config.label == "SGD"
+    assert config.optimizer.options == {"lr": 0.1}
+    assert config.train.epochs == 1
+    assert config.train.loss == "cross_entropy"
+    assert config.schedule.name == "constant"
+    assert config.as_table()["optimizer"] == {"name": "SGD", "lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "read", "value"),
+    [
+        ("optimizer.lr=3e-4", lambda c: c.optimizer.options["lr"], 3e-4),
+        ("optimizer.betas=[0.9, 0.99]", lambda c: c.optimizer.options["betas"], [0.9, 0.99]),
+        ("model.options.width=4", lambda c: c.model.options["width"], 4),
+        ("data.augment=true", lambda c: c.data.augment, True),
+        ("data.folder='a b'", lambda c: c.data.folder, "a b"),
+        ("train.loss=square", lambda c: c.train.loss, "square"),  # a bare word is a string
+        ("train.square_k=15", lambda c: c.train.square_k, 15.0),
+        ("train.eval_every=7", lambda c: c.train.eval_every, 7),
+        ("schedule.warmup_epochs = 2", lambda c: c.schedule.warmup_epochs, 2.0),
+        ("schedule={name='step', milestones=[1, 2.5]}", lambda c: c.schedule.milestones, (1, 2.5)),
+        ("output.tensorboard=true", lambda c: c.output.tensorboard, True),
+        ("label=mine", lambda c: c.label, "mine"),
+    ],
+)
+def test_every_kind_of_field_can_be_set(config_file, assignment, read, value):
+    got = read(load_config(config_file, [assignment]))
+    assert got == value
+    assert type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("train.batchsize=3", ["train.batchsize", "did you mean 'train.batch_size'", "epochs"]),
+        ("trian.epochs=3", ["'trian'", "did you mean 'train'"]),
+        ("train.epochs=1.5", ["train.epochs", "an integer", "1.5"]),
+        ("train.epochs=true", ["train.epochs", "an integer", "True"]),
+        ("train.epochs=0", ["train.epochs", "at least 1", "0"]),
+        ("train.steps=3", ["train.epochs", "train.steps", "one of the two"]),
+        ("train.loss=cross_entrpy", ["train.loss", "did you mean 'cross_entropy'", "square"]),
+        ("train.seed=-1", ["train.seed", "at least 0", "-1"]),
+        ("train.autocast=fp8", ["train.autocast", "bf16"]),
+        ("train.square_m=0", ["train.square_m", "positive"]),
+        ("schedule.name=cosin", ["schedule.name", "did you mean 'cosine'"]),
+        ("schedule.milestones=[1]", ["milestones", "'step'"]),
+        ("schedule={name='step', milestones=[2, 1]}", ["schedule.milestones", "increasing"]),
+        ("schedule={name='step', milestones=['a']}", ["schedule.milestones", "a list"]),
+        ("data.augment=1", ["data.augment", "true or false", "1"]),
+        ("data.name=3", ["data.name", "a string", "3"]),
+        ("model.options=3", ["model.options", "a table"]),
+        ("model=3", ["model must be a table"]),
+        ("model.name.x=3", ["'name' is not a table"]),
+        ("optimizer.name=3", ["optimizer", "name"]),
+        ("optimizer.lr=.5.", ["optimizer.lr", "not a TOML value"]),
+        ("optimizer.lr", ["NAME=VALUE"]),
+        ("compare.SDG.optimizer.lr=1", ["'SDG'", "did you mean 'SGD'", "AdamW v1.5"]),
+        ("compare.SGD.optimiser.lr=1", ["compare.SGD", "'optimiser'", "did you mean 'optimizer'"]),
+        ("output.checkpoint_minutes=-1", ["output.checkpoint_minutes", "at least 0"]),
+    ],
+)
+def test_errors_name_the_setting_the_value_and_what_is_allowed(config_file, assignment, said):
+    with pytest.raises(ConfigError) as error:
+        load_config(config_file, [assignment])
+    assert all(words in str(error.value) for words in said), str(error.value)
+
+
+def test_missing_tables_and_files(tmp_path):
+    path = tmp_path / "c.toml"
+    with pytest.raises(ConfigError, match="no config file"):
+        load_config(path)
+    path.write_text("[data")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(path)
+    path.write_text("[data]\n[model]\nname='m'\n[optimizer]\nname='o'\n[train]\nepochs=1\n")
+    with pytest.raises(ConfigError, match=r"data\.name is missing"):
+        load_config(path)
+    path.write_text("[data]\nname='d'\n")
+    with pytest.raises(ConfigError, match=r"\[model\] is missing"):
+        load_config(path)
+
+
+def test_identity_is_of_what_determines_the_result(config_file):
+    base = load_config(config_file)
+    assert base.identity() == load_config(config_file, ["output.timing=false"]).identity()
+    assert base.identity() == load_config(config_file, ["label=other"]).identity()
+    for assignment in ("optimizer.lr=0.2", "train.seed=1", "data.limit=100"):
+        assert base.identity() != load_config(config_file, [assignment]).identity()
+
+
+def test_entries_override_the_base(config_file):
+    runs = load_comparison(config_file, ["train.batch_size=16", "compare.AdamW v1.5.seeds=[5]"])
+    assert [(run.label, run.train.seed) for run in runs] == [
+        ("SGD", 0),
+        ("SGD", 1),
+        ("AdamW v1.5", 5),
+    ]
+    # The same optimizer: its options are merged. Another one: none are inherited.
+    assert runs[0].optimizer.options == {"lr": 0.1, "momentum": 0.9}
+    assert runs[2].optimizer.options == {"lr": 1e-3}
+    assert all(run.train.batch_size == 16 for run in runs)
+    assert load_config(config_file, [], "AdamW v1.5").optimizer.name == "AdamW"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("[[compare]]\nlabel = 'SGD'\n", "given twice"),
+        ("[[compare]]\noptimizer = {name = 'x'}\n", "needs a label"),
+        ("[[compare]]\nlabel = 'SGD copy'\noptimizer = {momentum = 0.9}\n", "the same settings"),
+        ("[[compare]]\nlabel = 'x'\nseeds = [1, 1]\n", "different integers"),
+        ("[[compare]]\nlabel = 'x'\nseeds = 1\n", "a list"),
+    ],
+)
+def test_bad_entries(config_file, more, said):
+    config_file.write_text(config_file.read_text() + more)
+    with pytest.raises(ConfigError, match=said):
+        load_comparison(config_file)
+
+
+def test_a_file_with_entries_alone_asks_which(config_file):
+    text = config_file.read_text().replace('[optimizer]\nname = "SGD"\nlr = 0.1\n', "")
+    config_file.write_text(text)
+    with pytest.raises(ConfigError, match=r"--entry SGD, AdamW v1\.5"):
+        load_config(config_file)
+    with pytest.raises(ConfigError, match="'AdamW'"):
+        load_config(config_file, [], "AdamW")
+
+
+def test_nothing_to_compare(config_file):
+    config_file.write_text(config_file.read_text().partition("[[compare]]")[0])
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        load_comparison(config_file)
