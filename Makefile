@@ -6,7 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint const
 
 .PHONY: help demo test check docs bench clean
 help:
-	@echo "make demo    train a small network with several optimizers and print a table"
+	@echo "make demo    train two small networks with five optimizers each and write a report"
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import rules"
 	@echo "make docs    build the documentation into site/"

@@ -13,8 +13,6 @@ data_app = typer.Typer(no_args_is_help=True, help="Real data sets: which there a
 app.add_typer(data_app, name="data")
 console = Console()
 
-Seeds = Annotated[int, typer.Option(min=1, help="Runs per optimizer; the table shows the median.")]
-Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training data.")]
 ConfigFile = Annotated[Path, typer.Argument(help="TOML file, such as those under configs/.")]
 Assignments = Annotated[
     list[str] | None,
@@ -31,11 +29,21 @@ def _root() -> None:
 
 
 @app.command()
-def demo(seeds: Seeds = 3, epochs: Epochs = 30) -> None:
-    """Train a small convolutional network on handwritten digits with several optimizers."""
+def demo(
+    assignments: Assignments = None,
+    out: Annotated[Path, typer.Option(help="Folder for records and the report.")] = Path(
+        "out/demo"
+    ),
+) -> None:
+    """Train a small CNN and a small transformer on handwritten digits with five optimizers."""
     from rootfree_lab.demo import run_demo
+    from rootfree_lab.training_commands import with_exit_codes
 
-    console.print(run_demo(seeds=seeds, epochs=epochs))
+    def work() -> int:
+        run_demo(console, out=out, assignments=assignments or [])
+        return 0
+
+    raise typer.Exit(with_exit_codes(work))
 
 
 @app.command()

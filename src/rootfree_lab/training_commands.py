@@ -51,7 +51,7 @@ def train_command(
         typer.echo(f"{describe_point(record['curve'][-1])} · recorded in {records_path(out)}")
         return 0
 
-    return _with_exit_codes(work)
+    return with_exit_codes(work)
 
 
 def compare_command(
@@ -84,10 +84,11 @@ def compare_command(
         # A comparison in which some diverge is a result; one without any result is not.
         return FAILED if len(failed) == len(results) else 0
 
-    return _with_exit_codes(work)
+    return with_exit_codes(work)
 
 
-def _with_exit_codes(work: Callable[[], int]) -> int:
+def with_exit_codes(work: Callable[[], int]) -> int:
+    """Run a command; errors of settings, data and signals become a sentence and an exit code."""
     try:
         return work()
     except Interrupted as stopped:

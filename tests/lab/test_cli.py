@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -11,7 +12,6 @@ from typer.testing import CliRunner
 
 from rootfree_lab import bench as bench_module
 from rootfree_lab import commands
-from rootfree_lab.demo import OPTIMIZERS as DEMO_OPTIMIZERS
 from rootfree_lab.shapes import SHAPE_SETS
 
 
@@ -25,19 +25,22 @@ def run(*arguments: str):
     return CliRunner().invoke(commands.app, list(arguments))
 
 
-def test_demo():
-    result = run("demo", "--epochs", "3", "--seeds", "1")
+def test_demo(tmp_path):
+    settings = ["--set", "train.epochs=2", "--set", "seeds=[0]", "--out", str(tmp_path)]
+    result = run("demo", *settings)
     assert result.exit_code == 0, result.output
-    assert "3 epochs, median of 1 seeds" in result.output
-    errors = {}
-    for name in DEMO_OPTIMIZERS:
-        (row,) = [line for line in result.output.splitlines() if f"│ {name} " in line]
-        loss, error = row.split("│")[2:4]
-        assert 0 < float(loss) < 2.5  # ln 10 = 2.3 is that of an untrained network
-        errors[name] = float(error.strip().removesuffix("%"))
-    # The diagonal root-free methods start slowly (s = 1 has to decay); these three learn at once.
-    for name in ("SGD, momentum 0.9", "AdamW", "IFShampoo"):
-        assert errors[name] < 20
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert {r["model"] for r in records} == {"small_cnn", "small_vit"}
+    assert len(records) == 10
+    assert all(r["completed"] for r in records)
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "small_vit on digits" in page
+    best = min(r["final"]["test_error"] for r in records if r["model"] == "small_cnn")
+    assert best < 0.2  # two epochs teach a convolutional network the digits
+    assert f", {best:.2%} over 1 seed" in result.output
+    again = run("demo", *settings)  # anew: nothing is taken from the records of the first
+    assert again.exit_code == 0
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 10
 
 
 def test_bench():
@@ -60,7 +63,8 @@ def test_bench_names_the_shapes_it_knows():
 
 
 @pytest.mark.parametrize(
-    "arguments", [("demo", "--epochs", "0"), ("bench", "--turns", "-1"), ("no-such-command",)]
+    "arguments",
+    [("demo", "--set", "train.epochs=0"), ("bench", "--turns", "-1"), ("no-such-command",)],
 )
 def test_bad_arguments_are_refused(arguments):
     result = run(*arguments)
