@@ -80,7 +80,7 @@ def test_a_diagonal_axis_is_never_cut():
     ]
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.lists(st.integers(1, 60), max_size=4).map(tuple),
     block_size=st.none() | st.integers(1, 40),

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rootfree import options
@@ -28,7 +28,6 @@ def refused(check, value, *parts: str, error: type[Exception] = ValueError) -> N
 # --- real numbers -------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None)
 @given(low=st.floats(-5, 5), width=st.floats(0, 5), value=st.floats(), open_high=st.booleans())
 def test_real_passes_exactly_the_interval(low, width, value, open_high):
     high = low + width

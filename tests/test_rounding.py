@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -34,14 +34,12 @@ def neighbours(value: float) -> tuple[float, float]:
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
 
 
-@settings(derandomize=True, deadline=None)
 @given(value=finite, count=st.integers(-(2**31), 2**31 - 1))
 def test_the_result_is_one_of_the_two_neighbours(value, count):
     got = set(rounded(torch.full((64,), value), count).float().tolist())
     assert got <= set(neighbours(value))
 
 
-@settings(derandomize=True, deadline=None)
 @given(value=finite, count=st.integers(-(2**31), 2**31 - 1))
 def test_numbers_that_bf16_can_hold_stay_as_they_are(value, count):
     exact = torch.full((64,), neighbours(value)[0]).bfloat16()

@@ -90,7 +90,7 @@ hyper_parameters = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=25)
 @given(
     options=hyper_parameters,
     shape=st.lists(st.integers(1, 3), max_size=4).map(tuple),

@@ -172,7 +172,7 @@ def orthogonal(d: int, seed: int) -> Tensor:
     return torch.linalg.qr(tensor(seed, d, d))[0]
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@settings(max_examples=80)
 @given(
     spectrum=spectra,
     curvature=st.floats(-4, 4).map(lambda e: 10**e),
@@ -214,7 +214,7 @@ def test_without_the_second_order_term_it_is_not():
     assert torch.linalg.eigvalsh(P)[0, 0] >= 0.5
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=40)
 @given(
     d=st.integers(1, 6),
     beta2=st.floats(-4, 1).map(lambda e: 10**e),
@@ -256,7 +256,7 @@ def test_woodbury_is_the_direct_inverse(gamma):
     assert relative(off, found) > 1e-6
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=40)
 @given(
     d=st.integers(1, 6),
     beta2=st.floats(-4, 2).map(lambda e: 10**e),

@@ -98,7 +98,7 @@ def looseness(name: str, d: int) -> float:
     return (2**0.5 if kind == "hierarchical" else 1.0) * d**0.125
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@settings(max_examples=80)
 @given(
     kind=st.sampled_from(KINDS),
     d=st.sampled_from([1, 2, 3, 5, 16, 33]),

@@ -211,7 +211,7 @@ shapes = st.lists(st.integers(1, 3), max_size=4).map(tuple)
 LOOSE = 100 * AGREES
 
 
-@settings(max_examples=15, derandomize=True, deadline=None)
+@settings(max_examples=15)
 @given(
     words=common_words,
     inverse_free=inverse_free_words,

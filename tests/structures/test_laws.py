@@ -187,7 +187,7 @@ def test_strides_do_not_matter(case: Case):
         assert_near(actual, expected, terms=case.d, magnitude=expected.abs())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(sorted(PATTERNS)),
     d=st.integers(1, 40),
