@@ -26,6 +26,8 @@ from rootfree.structures import Structure
 class BlockOptimizer(RootFreeOptimizer):
     """Base of the matrix methods; subclasses define `_tiles`, `_block_state` and `_direction`."""
 
+    _elements_at_once = None  # buckets have all their members at once
+
     #: buckets by group; made when first needed, so that copies and unpickled optimizers have none
     _layouts: Mapping[int, list[Bucket]] = {}
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rootfree.checkpoint import StateMismatchError, match_state_dict
+from rootfree.gradients import check_gradient, work_lists
 from rootfree.options import Check, positive_integer
 
 Group = dict[str, Any]
@@ -40,6 +41,10 @@ class RootFreeOptimizer(Optimizer):
 
     #: option name -> check; the keys are exactly the hyper-parameters of the method
     options: ClassVar[Mapping[str, Check]] = {}
+
+    #: how many elements are updated at once on a CPU, so that they stay in its cache between the
+    #: passes over them (twice as fast as all at once on a ViT-B); None: all
+    _elements_at_once: ClassVar[int | None] = 2**20
 
     #: set by `rootfree.track_batch_size`: asked for B after the closure, told when B starts anew
     _batch_counter: Any = None
@@ -148,12 +153,16 @@ class RootFreeOptimizer(Optimizer):
                 loss = closure()
         if self._batch_counter is not None:
             self._count_batch()
-        work = [(group, bucket) for group in self.param_groups for bucket in _buckets(group)]
+        work = [
+            (group, ps)
+            for group in self.param_groups
+            for ps in work_lists(group, self._elements_at_once)
+        ]
         for group, ps in work:
             if group["batch_size"] is None:
                 raise RuntimeError(_BATCH_SIZE_MISSING)
             for p in ps:
-                _check_gradient(p)
+                check_gradient(p)
         for group, ps in work:
             if next(iter(self.state[ps[0]].values())).device != ps[0].device:
                 self._follow_device(ps)
@@ -265,22 +274,3 @@ def _as_list(params: Any) -> list[Any]:
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in state.items()}
-
-
-def _buckets(group: Group) -> list[list[Tensor]]:
-    """The group's parameters with something to update, by device and dtype."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for p in group["params"]:
-        if p.grad is not None and p.numel() > 0:
-            by_kind.setdefault((p.device, p.dtype), []).append(p)
-    return list(by_kind.values())
-
-
-def _check_gradient(p: Tensor) -> None:
-    g = p.grad
-    if g is not None and (g.layout != torch.strided or g.is_complex()):
-        kind = "complex" if g.is_complex() else str(g.layout).removeprefix("torch.")
-        raise RuntimeError(
-            f"the gradient of a parameter of shape {tuple(p.shape)} is {kind}; "
-            "only dense real gradients are supported (use sparse=False in embeddings)"
-        )

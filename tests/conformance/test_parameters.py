@@ -200,3 +200,15 @@ def test_summary_lists_every_parameter_and_its_bytes(row):
     held = sum(t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values())
     assert lines[-1].split()[-1] == f"{held:,}"
     assert "4x1x3x3" in lines[1]
+
+
+def test_portions_change_nothing(row, monkeypatch):
+    """On a CPU the diagonal methods update a few parameters at a time; the result is the same."""
+    results = []
+    for portion in (None, 10):
+        monkeypatch.setattr(row.optimizer, "_elements_at_once", portion)
+        model = network()
+        optimizer = row.make(model.parameters())
+        train(model, optimizer, batches(3))
+        results.append(snapshot(optimizer))
+    assert identical(*results)
