@@ -84,9 +84,9 @@ class IFShampoo(BlockOptimizer):
     of 16,384 tokens, linear decay) and a ResNet-18 on 10,000 CIFAR-10 images (30 epochs), one seed:
     they gave validation loss 1.100, where AdamW at the best of three step sizes gave 1.166 and Muon
     1.096, and with ``weight_decay=0.1`` 18.6 % test error, AdamW's 18.6 %. The cap on the update is
-    not felt there (1.098 without it at the same settings), but keeps larger step sizes from
-    diverging. With AdamW's habits, ``lr=2e-3, precond_lr=0.3, damping=1e-5, update_rms=0.2`` gave
-    1.114.
+    not felt there (1.099, and 1.098 with a cap of 10, in one version), but keeps larger step sizes
+    from diverging. With AdamW's habits, ``lr=2e-3, precond_lr=0.3, damping=1e-5, update_rms=0.2``
+    gave 1.114.
 
     Example:
         >>> import torch, rootfree
