@@ -465,3 +465,16 @@ def test_inputs_without_a_tensor_ask_for_a_count():
     model, _, _ = tracked(Flexible(lambda args, kwargs: torch.randn(8, 3)))
     with pytest.raises(ValueError, match="give track_batch_size a count"):
         model("a string", torch.tensor(1.0), key=[1, 2])
+
+
+def test_a_step_refused_for_its_gradient_leaves_the_count_and_the_batch_size():
+    embedding = nn.Embedding(4, 3, sparse=True)
+    optimizer = rootfree.RFRMSprop(embedding.parameters(), batch_size=2)
+    with rootfree.track_batch_size(embedding, optimizer):
+        embedding(torch.tensor([1, 2, 3])).sum().backward()
+        with pytest.raises(RuntimeError, match="sparse"):
+            optimizer.step()
+        assert optimizer.batch_size == 2
+        embedding.weight.grad = embedding.weight.grad.to_dense()
+        optimizer.step()
+        assert optimizer.batch_size == 3

@@ -151,18 +151,18 @@ class RootFreeOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._batch_counter is not None:
-            self._count_batch()
         work = [
             (group, ps)
             for group in self.param_groups
             for ps in work_lists(group, self._elements_at_once)
         ]
-        for group, ps in work:
-            if group["batch_size"] is None:
-                raise RuntimeError(_BATCH_SIZE_MISSING)
+        for _, ps in work:
             for p in ps:
                 check_gradient(p)
+        if self._batch_counter is not None:
+            self._count_batch()
+        if any(group["batch_size"] is None for group, _ in work):
+            raise RuntimeError(_BATCH_SIZE_MISSING)
         for group, ps in work:
             if next(iter(self.state[ps[0]].values())).device != ps[0].device:
                 self._follow_device(ps)
