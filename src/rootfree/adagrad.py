@@ -39,6 +39,7 @@ class RFAdagrad(RootFreeOptimizer):
         >>> optimizer.step()
     """
 
+    _kernel_name = "heavy_ball"
     options = {**{name: BASIC_OPTIONS[name] for name in _OPTIONS}, "precond_lr": Real()}
 
     def __init__(
@@ -52,9 +53,10 @@ class RFAdagrad(RootFreeOptimizer):
         damping: float = 1e-4,  # λ
         weight_decay: float = 0.0,  # κ
         state_dtype: torch.dtype | None = None,
+        fused: bool | None = None,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name in _OPTIONS}
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, fused=fused)
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         return rf_state(p, group, salt=len(self.state))

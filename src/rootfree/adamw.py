@@ -40,6 +40,7 @@ class RFAdamW(RootFreeOptimizer):
         damping: λ, added to the curvature.
         weight_decay: κ, decoupled: multiplied by the step size and the parameter only.
         state_dtype: dtype of s and m, as in :class:`rootfree.RFRMSprop`.
+        fused: as in :class:`rootfree.RFRMSprop`.
 
     The defaults were chosen like those of :class:`rootfree.RFRMSprop`, on the same two problems:
     37.8 % test error on the CNN and validation loss 1.61 on the transformer, where AdamW at the
@@ -54,6 +55,7 @@ class RFAdamW(RootFreeOptimizer):
         >>> optimizer.step()
     """
 
+    _kernel_name = "averaged"
     options = {name: BASIC_OPTIONS[name] for name in _OPTIONS}
 
     def __init__(
@@ -66,9 +68,10 @@ class RFAdamW(RootFreeOptimizer):
         damping: float = 1e-3,  # λ
         weight_decay: float = 0.0,  # κ
         state_dtype: torch.dtype | None = None,
+        fused: bool | None = None,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name in _OPTIONS}
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, fused=fused)
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         return parameter_state(
@@ -76,9 +79,24 @@ class RFAdamW(RootFreeOptimizer):
         )
 
     def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
-        gs, dtype = in_working_dtype(ps, gs), working_dtype(ps[0])
-        counters = self._states(ps, "rounding")
+        dtype, counters = working_dtype(ps[0]), self._states(ps, "rounding")
         b1, b2 = group["betas"]
+        kernel = self._kernel_for(ps[0])
+        if kernel and kernel(
+            ps,
+            gs,
+            self._states(ps, "preconditioner"),
+            self._states(ps, "momentum"),
+            counters,
+            lr=group["lr"],
+            keep=b2,
+            gain=(1 - b2) * group["batch_size"],
+            alpha1=b1,
+            lam=group["damping"],
+            kappa=group["weight_decay"],
+        ):
+            return
+        gs = in_working_dtype(ps, gs)
         with widened(self._states(ps, "momentum"), dtype, counters) as ms:
             # m <- b₁ m + (1 - b₁) g
             average_(ms, gs, alpha=b1)

@@ -15,6 +15,7 @@ from torch._compile import _disable_dynamo
 
 from rootfree.blocks import Tile
 from rootfree.buckets import Bucket, Slot
+from rootfree.kernels.blocks import FusedBlocks
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.precision import add_momentum, parameter_state, working_dtype
 from rootfree.rounding import widened
@@ -31,8 +32,10 @@ class BlockOptimizer(RootFreeOptimizer):
     #: buckets by group; made when first needed, so that copies and unpickled optimizers have none
     _layouts: Mapping[int, list[Bucket]] = {}
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        super().__init__(params, {**defaults, "step": 0})
+    _kernel_name = "blocks"
+
+    def __init__(self, params: Any, defaults: dict[str, Any], *, fused: bool | None = None) -> None:
+        super().__init__(params, {**defaults, "step": 0}, fused=fused)
 
     # -- what a method defines ---------------------------------------------------------------
 
@@ -57,7 +60,21 @@ class BlockOptimizer(RootFreeOptimizer):
         """Direction U of a stack of gradients; on refresh the state is updated first, in place."""
         raise NotImplementedError
 
-    def _gradient_dtype(self, p: Tensor, group: Group) -> torch.dtype:
+    def _direction_(
+        self,
+        group: Group,
+        structures: tuple[Structure, ...],
+        state: dict[str, Tensor],
+        G: Tensor,
+        squares: Tensor | None,
+        refresh: bool,
+    ) -> None:
+        """G <- its direction; `squares` (b, n) are partial sums of G², there on refresh."""
+        G.copy_(self._direction(group, structures, state, G, refresh))
+
+    def _gradient_dtype(
+        self, p: Tensor, structures: tuple[Structure, ...], group: Group
+    ) -> torch.dtype:
         """The dtype in which gradients are handed to `_direction`."""
         return working_dtype(p)
 
@@ -125,6 +142,10 @@ class BlockOptimizer(RootFreeOptimizer):
 
     @_disable_dynamo
     def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
+        kernel = self._kernel_for(ps[0])
+        if kernel and group["update_rms"] is None and ps[0].dtype != torch.float64:
+            self._update_fused(kernel, group, ps, gs)
+            return
         gradients = dict(zip(ps, gs, strict=True))
         # Directions are parameter-shaped and contiguous, whatever the parameter's own layout.
         dtype = working_dtype(ps[0])
@@ -133,7 +154,8 @@ class BlockOptimizer(RootFreeOptimizer):
         for bucket in self._buckets(group):
             if not any(slot.p in gradients for slot in bucket.slots):
                 continue
-            G = bucket.gather(gradients, dtype=self._gradient_dtype(ps[0], group))
+            dtype = self._gradient_dtype(ps[0], bucket.structures, group)
+            G = bucket.gather(gradients, dtype=dtype)
             # Members without a gradient are left out, their state untouched.
             state = bucket.state_of(gradients)
             bucket.scatter_(
@@ -142,6 +164,40 @@ class BlockOptimizer(RootFreeOptimizer):
             if refresh:
                 bucket.write_back_(gradients, state)
         self._descend(group, ps, [directions[p] for p in ps])
+
+    def _update_fused(
+        self, kernel: FusedBlocks, group: Group, ps: list[Tensor], gs: list[Tensor]
+    ) -> None:
+        """The same with kernels: directions are written over the gathered gradients."""
+        if group["momentum"] > 0 and not self._states(ps, "momentum"):
+            add_momentum(group, self.state)
+        refresh = schedule(group["update_every"])(group["step"])
+        gradients = dict(zip(ps, gs, strict=True))
+        stacks: dict[torch.dtype, list[Bucket]] = {}
+        for bucket in self._buckets(group):
+            if any(slot.p in gradients for slot in bucket.slots):
+                dtype = self._gradient_dtype(ps[0], bucket.structures, group)
+                stacks.setdefault(dtype, []).append(bucket)
+        for dtype, buckets in stacks.items():
+            members = {slot.p for bucket in buckets for slot in bucket.slots}
+            mine = [p for p in ps if p in members]
+            stack = kernel.stack(mine, buckets, dtype)
+            kernel.gather_(stack, [gradients[p] for p in mine], dtype=dtype, squares=refresh)
+            for bucket, G, squares in stack.parts():
+                state = bucket.state_of(gradients)
+                self._direction_(group, bucket.structures, state, G, squares, refresh)
+                if refresh:
+                    bucket.write_back_(gradients, state)
+            kernel.descend_(
+                stack,
+                mine,
+                self._states(mine, "momentum"),
+                self._states(mine, "rounding"),
+                lr=group["lr"],
+                alpha1=group["momentum"],
+                kappa=group["weight_decay"],
+                cap=group["max_update_rms"],
+            )
 
     def _descend(self, group: Group, ps: list[Tensor], us: list[Tensor]) -> None:
         if group["momentum"] > 0 and not self._states(ps, "momentum"):

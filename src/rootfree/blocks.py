@@ -37,6 +37,11 @@ class Tile:
         """How many blocks the tile has."""
         return math.prod(self.counts)
 
+    @property
+    def elements(self) -> int:
+        """Elements of one block."""
+        return math.prod(self.sizes)
+
     def grid(self, tensor: Tensor) -> Tensor:
         """View (or, for a layout that has none, copy) of a parameter-shaped tensor as
         (counts..., sizes...)."""

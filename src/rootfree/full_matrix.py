@@ -211,8 +211,12 @@ class IFFullAdagrad(BlockOptimizer):
             self._refresh_covariance_(group, state["inverse"], G)
         return rules.apply(state["inverse"], G)
 
-    def _gradient_dtype(self, p: Tensor, group: Group) -> torch.dtype:
-        return working_dtype(p) if group["form"] == "covariance" else gradient_dtype(p, group)
+    def _gradient_dtype(
+        self, p: Tensor, structures: tuple[Structure, ...], group: Group
+    ) -> torch.dtype:
+        if group["form"] == "covariance":
+            return working_dtype(p)
+        return gradient_dtype(p, structures, group)
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
         values = super()._checked_options(group)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from rootfree.blocks import Tile, per_block
 from rootfree.curvature import GradientOuterProduct
+from rootfree.kernels import factors
 from rootfree.precision import rounding_counters, working_dtype
 from rootfree.rounding import stochastic_round_
 from rootfree.rules.if_shampoo import move_factors_, precondition, tangents
-from rootfree.structures import Structure, frobenius_norm
+from rootfree.structures import Diagonal, Structure, frobenius_norm
 
 Group = dict[str, Any]
 Structures = tuple[Structure, ...]
@@ -60,6 +61,29 @@ def direction(
         factor = size * math.prod([s.square() for s in scales])
         U = U.float() * per_block(factor, U)
     return U
+
+
+def direction_(
+    group: Group,
+    structures: Structures,
+    state: dict[str, Tensor],
+    G: Tensor,
+    squares: Tensor | None,
+    refresh: bool,
+) -> None:
+    """The same by kernels where they know the factors: G <- U.  Changes G and state."""
+    half = group["matmul_dtype"] == torch.float16
+    if half or not factors.fits(structures, state, G):
+        G.copy_(direction(group, structures, state, G, refresh))
+        return
+    rates = factors.Rates(
+        B=group["batch_size"],
+        beta2=group["precond_lr"],
+        lam=group["damping"],
+        gamma=group["gamma"],
+        norm=group["factor_norm"],
+    )
+    factors.direction_(structures, state, G, squares, rates, refresh=refresh)
 
 
 def _refresh_(
@@ -152,13 +176,16 @@ def _scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
     return (G / per_block(size, G)).to(dtype), size
 
 
-def gradient_dtype(p: Tensor, group: Group) -> torch.dtype:
+def gradient_dtype(p: Tensor, structures: Structures, group: Group) -> torch.dtype:
     """The dtype in which `direction` wants gradients: that of the products, but fp32 for fp16.
 
-    Unless asked for, products are in bf16 on CUDA and in fp32 elsewhere, in fp64 for fp64.
+    Unless asked for, products are in bf16 on CUDA and in fp32 elsewhere, in fp64 for fp64. Diagonal
+    factors alone need no matrix products, and so nothing narrower than fp32.
     """
     if p.dtype == torch.float64:
         return torch.float64
+    if all(isinstance(s, Diagonal) for s in structures):
+        return torch.float32
     default = torch.bfloat16 if p.device.type == "cuda" else torch.float32
     dtype: torch.dtype = group["matmul_dtype"] or default
     return torch.float32 if dtype == torch.float16 else dtype

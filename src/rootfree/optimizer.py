@@ -17,6 +17,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from rootfree import kernels
 from rootfree.checkpoint import StateMismatchError, match_state_dict
 from rootfree.gradients import check_gradient, work_lists
 from rootfree.options import Check, positive_integer
@@ -49,9 +50,19 @@ class RootFreeOptimizer(Optimizer):
     #: set by `rootfree.track_batch_size`: asked for B after the closure, told when B starts anew
     _batch_counter: Any = None
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+    #: the method's entry in `kernels.TABLE`
+    _kernel_name: ClassVar[str] = ""
+
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], *, fused: bool | None = None
+    ) -> None:
+        self._kernels = kernels.choose(self._kernel_name, fused)
         # The method's name travels in the checkpoint, so that another method's is refused.
         super().__init__(params, {**defaults, "method": type(self).__name__})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kernels = kernels.choose(self._kernel_name, None)  # of the machine that we are on now
 
     # -- what a method defines ---------------------------------------------------------------
 
@@ -172,6 +183,10 @@ class RootFreeOptimizer(Optimizer):
 
     def _end_step(self) -> None:
         """Called when all parameters are updated."""
+
+    def _kernel_for(self, p: Tensor) -> Any:
+        """The kernel for the device of p; None: the rule runs (it is what gets compiled)."""
+        return None if torch.compiler.is_compiling() else self._kernels.get(p.device.type)
 
     def _states(self, ps: list[Tensor], key: str) -> list[Tensor]:
         """One entry of the state of each parameter; empty where they have none."""

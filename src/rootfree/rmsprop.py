@@ -41,6 +41,8 @@ class RFRMSprop(RootFreeOptimizer):
         weight_decay: κ, κ·p is added to the direction after preconditioning.
         state_dtype: dtype of s and m. None: float32, for float64 parameters float64.
             ``torch.bfloat16`` halves the state and rounds it stochastically.
+        fused: None: one fused pass over all parameters where Triton and a GPU are there, torch's
+            multi-tensor functions elsewhere. True insists on the former, False on the latter.
 
     The defaults were chosen on two problems at once, as the point of a small grid (step size,
     precond_lr, damping; one seed) that is good on both: a small CNN on 10,000 CIFAR-10 images
@@ -58,6 +60,7 @@ class RFRMSprop(RootFreeOptimizer):
         >>> optimizer.step()
     """
 
+    _kernel_name = "heavy_ball"
     options = {name: BASIC_OPTIONS[name] for name in _OPTIONS}
 
     def __init__(
@@ -71,9 +74,10 @@ class RFRMSprop(RootFreeOptimizer):
         damping: float = 1e-3,  # λ
         weight_decay: float = 0.0,  # κ
         state_dtype: torch.dtype | None = None,
+        fused: bool | None = None,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name in _OPTIONS}
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, fused=fused)
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         return rf_state(p, group, salt=len(self.state))
@@ -97,11 +101,23 @@ def rf_update_(
     """RF-RMSProp (γ = 1) and RF-AdaGrad (γ = 0).  Changes ps and their state."""
     if group["momentum"] > 0 and not self._states(ps, "momentum"):
         add_momentum(group, self.state)
-    gs, dtype, counters = (
-        in_working_dtype(ps, gs),
-        working_dtype(ps[0]),
-        self._states(ps, "rounding"),
-    )
+    dtype, counters = working_dtype(ps[0]), self._states(ps, "rounding")
+    kernel = self._kernel_for(ps[0])
+    if kernel and kernel(
+        ps,
+        gs,
+        self._states(ps, "preconditioner"),
+        self._states(ps, "momentum"),
+        counters,
+        lr=group["lr"],
+        keep=1 - group["precond_lr"] * gamma,
+        gain=group["precond_lr"] * group["batch_size"],
+        alpha1=group["momentum"],
+        lam=group["damping"],
+        kappa=group["weight_decay"],
+    ):
+        return
+    gs = in_working_dtype(ps, gs)
     with widened(self._states(ps, "preconditioner"), dtype, counters) as ss:
         # s <- (1 - β₂γ) s + β₂ B g²
         accumulate_squares_(ss, gs, beta2=group["precond_lr"], B=group["batch_size"], gamma=gamma)

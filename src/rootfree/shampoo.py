@@ -16,7 +16,7 @@ from rootfree.factor_options import (
     INVERSE_FREE_OPTIONS,
     structured_tiles,
 )
-from rootfree.inverse_free import direction, factor_state, gradient_dtype
+from rootfree.inverse_free import direction, direction_, factor_state, gradient_dtype
 from rootfree.optimizer import Group
 from rootfree.precision import working_dtype
 from rootfree.rules import rf_shampoo
@@ -75,6 +75,9 @@ class IFShampoo(BlockOptimizer):
         init_scale: Kₙ starts at this multiple of I; "gradient": at (B·mean(G²))^{-1/(2N)}·I, from
             the first gradient that is not zero.
         state_dtype: dtype of the momentum, as in :class:`rootfree.RFRMSprop`.
+        fused: None: fused kernels where Triton and a GPU are there; True insists, False does not
+            use them. They take dense factors with bf16 products, and diagonal ones of vectors;
+            what else there is goes through batched torch functions.
 
     With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
     init_scale=1.0, max_update_rms=None`` this is the paper's method, on every parameter. For low
@@ -123,9 +126,10 @@ class IFShampoo(BlockOptimizer):
         max_update_rms: float | None = 1.0,
         init_scale: float | str = "gradient",
         state_dtype: torch.dtype | None = None,
+        fused: bool | None = None,
     ) -> None:
         given = locals()
-        super().__init__(params, {name: given[name] for name in self.options})
+        super().__init__(params, {name: given[name] for name in self.options}, fused=fused)
 
     def _tiles(self, p: Tensor, group: Group) -> Tiles:
         return structured_tiles(
@@ -137,8 +141,19 @@ class IFShampoo(BlockOptimizer):
     ) -> dict[str, Tensor]:
         return factor_state(p, tile, structures, group, salt=len(self.state))
 
-    def _gradient_dtype(self, p: Tensor, group: Group) -> torch.dtype:
-        return gradient_dtype(p, group)
+    def _gradient_dtype(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
+        return gradient_dtype(p, structures, group)
+
+    def _direction_(
+        self,
+        group: Group,
+        structures: Structures,
+        state: dict[str, Tensor],
+        G: Tensor,
+        squares: Tensor | None,
+        refresh: bool,
+    ) -> None:
+        direction_(group, structures, state, G, squares, refresh)
 
     def _direction(
         self,
@@ -192,9 +207,10 @@ class RFShampoo(BlockOptimizer):
         update_rms: float | None = None,
         max_update_rms: float | None = 1.0,
         state_dtype: torch.dtype | None = None,
+        fused: bool | None = None,
     ) -> None:
         given = locals()
-        super().__init__(params, {name: given[name] for name in self.options})
+        super().__init__(params, {name: given[name] for name in self.options}, fused=fused)
 
     def _tiles(self, p: Tensor, group: Group) -> Tiles:
         return structured_tiles(tuple(p.shape), structure="dense", block_size=group["block_size"])

@@ -14,7 +14,7 @@ Tensors = list[Tensor]
 
 # With λ = 0 a preconditioner that decayed to zero would give 0/0; this keeps it 0, changes nothing
 # else (it is below every other number in the sum).
-_TINY = torch.finfo(torch.float32).tiny
+TINY = torch.finfo(torch.float32).tiny
 
 
 def accumulate_squares_(ss: Tensors, gs: Tensors, *, beta2: float, B: int, gamma: float) -> None:
@@ -35,7 +35,7 @@ def preconditioned_heavy_ball_(
     kappa: float,
 ) -> None:
     """m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m.  Changes ms and ps; no ms means α₁ = 0."""
-    denominators = torch._foreach_add(ss, max(lam, _TINY))
+    denominators = torch._foreach_add(ss, max(lam, TINY))
     if not ms:
         ms = list(torch._foreach_div(gs, denominators))
     else:
@@ -72,7 +72,7 @@ def preconditioned_descent_(
     ps: Tensors, ms: Tensors, ss: Tensors, *, lr: float | Tensor, lam: float
 ) -> None:
     """p <- p - β₁ m/(s+λ).  Changes ps."""
-    denominators = torch._foreach_add(ss, max(lam, _TINY))
+    denominators = torch._foreach_add(ss, max(lam, TINY))
     if isinstance(lr, Tensor):
         # Folding β₁ into the denominator keeps this at one temporary.
         torch._foreach_div_(denominators, lr.reshape(()))

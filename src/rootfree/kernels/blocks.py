@@ -1,0 +1,231 @@
+"""The step of the matrix methods around their directions: two launches in, three launches out.
+
+Gradients of all parameters are gathered into one stack of blocks, directions take their place, and
+the tail (cap, momentum, decay, descent) reads them from there: nothing parameter-shaped is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootfree.buckets import Bucket
+from rootfree.kernels.addresses import AddressTable
+from rootfree.kernels.block_table import COLS, ROWS, WARPS, aligned, as_table, entries_of, items_of
+from rootfree.kernels.launch import launch, triton_kernels
+
+Tensors = list[Tensor]
+
+
+@dataclass
+class Stack:
+    """Blocks of some buckets, one after the other, and the tables that say where they belong."""
+
+    ps: Tensors  # held, so that their ids stay theirs
+    buckets: list[Bucket]
+    entries: Tensor
+    items: Tensor
+    even: int  # the first so many items may be read eight numbers at a time
+    spans: Tensor  # first and last item of each parameter
+    sizes: Tensor
+    shares: list[tuple[int, int, int]]  # of each bucket: first element, blocks, sums a block
+    elements: int
+    here: AddressTable
+    there: AddressTable
+    values: Tensor = field(init=False)
+    squares: Tensor | None = field(init=False)
+
+    def parts(self) -> Iterator[tuple[Bucket, Tensor, Tensor | None]]:
+        """Each bucket with its part (b, d_1..d_N) of the stack, and (b, count) sums of squares."""
+        place = 0
+        for bucket, (first, blocks, count) in zip(self.buckets, self.shares, strict=True):
+            sizes = bucket.slots[0].tile.sizes
+            length = blocks * bucket.slots[0].tile.elements
+            part = self.values[first : first + length].view(blocks, *sizes)
+            sums = None
+            if self.squares is not None:
+                sums = self.squares[place : place + blocks * count].view(blocks, count)
+            place += blocks * count
+            yield bucket, part, sums
+
+
+class FusedBlocks:
+    """Gathers and finishes with the kernels of triton_blocks.py."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[Any, Stack] = {}
+
+    def stack(self, ps: Tensors, buckets: list[Bucket], dtype: torch.dtype) -> Stack:
+        """The stack of these buckets, for the parameters that have gradients."""
+        key = (tuple(map(id, ps)), tuple(map(id, buckets)), dtype)
+        if key not in self._stacks:
+            self._stacks[key] = _layout(ps, buckets)
+        return self._stacks[key]
+
+    def gather_(self, stack: Stack, gs: Tensors, *, dtype: torch.dtype, squares: bool) -> None:
+        """Fill the stack with gradients (and their sums of squares)."""
+        gs = [g.contiguous() for g in gs]
+        kernels, device = triton_kernels(), gs[0].device
+        stack.values = torch.empty(stack.elements, dtype=dtype, device=device)
+        total = sum(blocks * count for _, blocks, count in stack.shares)
+        sums = torch.empty(total if squares else 1, dtype=torch.float64, device=device)
+        stack.squares = sums if squares else None
+        there = stack.there.send(gs)
+        for items, even in _launches(stack, stack.there.aligned):
+            launch(
+                kernels.blocks.gather_kernel,
+                len(items),
+                items,
+                stack.entries,
+                there,
+                stack.values,
+                sums,
+                G=kernels.dtype(gs[0]),
+                SQUARES=squares,
+                ALIGNED=even,
+                ROWS=ROWS,
+                COLS=COLS,
+                num_warps=WARPS,
+            )
+
+    def descend_(
+        self,
+        stack: Stack,
+        ps: Tensors,
+        ms: Tensors,
+        counters: Tensors,
+        *,
+        lr: float | Tensor,
+        alpha1: float,
+        kappa: float,
+        cap: float | None,
+    ) -> None:
+        """u <- u·min(1, cap/rms(u)); m <- α₁ m + u + κ p; p <- p - β₁ m.  Changes ps, ms."""
+        if isinstance(lr, Tensor) and lr.device.type == "cpu":
+            lr = lr.item()
+        # Other layouts of memory (channels last) are brought to this one and back.
+        straight = [[t.contiguous() for t in kind] for kind in (ps, ms)]
+        kernels, device = triton_kernels(), ps[0].device
+        here = stack.here.send([*straight[0], *(straight[1] or ps), *(counters or ps)])
+        even = stack.here.aligned
+        share: dict[str, Any] = {"ROWS": ROWS, "COLS": COLS, "num_warps": WARPS}
+        scales = torch.empty(len(ps), device=device)
+        if cap is not None:
+            sums = torch.empty(len(stack.items), device=device)
+            done = 0
+            for items, wide in _launches(stack, True):
+                launch(
+                    kernels.blocks.stack_squares_kernel,
+                    len(items),
+                    items,
+                    stack.entries,
+                    stack.values,
+                    sums[done:],
+                    cap,
+                    ALIGNED=wide,
+                    **share,
+                )
+                done += len(items)
+            launch(
+                kernels.blocks.cap_kernel,
+                len(ps),
+                sums,
+                stack.spans,
+                stack.sizes,
+                scales,
+                BLOCK=512,
+            )
+        for items, wide in _launches(stack, even):
+            launch(
+                kernels.blocks.tail_kernel,
+                len(items),
+                items,
+                stack.entries,
+                here,
+                stack.values,
+                scales,
+                lr if isinstance(lr, Tensor) else here,
+                len(ps),
+                0.0 if isinstance(lr, Tensor) else lr,
+                alpha1,
+                kappa,
+                P=kernels.dtype(ps[0]),
+                M=kernels.dtype((ms or ps)[0]),
+                MOMENTUM=bool(ms),
+                CAP=cap is not None,
+                LR_AT=isinstance(lr, Tensor),
+                ALIGNED=wide,
+                **share,
+            )
+        for kind, copies in zip((ps, ms), straight, strict=True):
+            for t, copy in zip(kind, copies, strict=True):
+                if copy is not t:
+                    t.copy_(copy)
+            torch.autograd.graph.increment_version(kind)  # autograd must know that they changed
+        if counters:
+            torch._foreach_add_(counters, 1)
+        del stack.values, stack.squares
+
+
+def _launches(stack: Stack, wide: bool) -> Iterator[tuple[Tensor, bool]]:
+    """The items in one or two launches: those that may be read eight at a time, and the others."""
+    if not wide:
+        yield stack.items, False
+        return
+    for items, even in ((stack.items[: stack.even], True), (stack.items[stack.even :], False)):
+        if len(items):
+            yield items, even
+
+
+def _layout(ps: Tensors, buckets: list[Bucket]) -> Stack:
+    position = {p: i for i, p in enumerate(ps)}
+    device = ps[0].device
+    per_parameter: list[list[tuple[Any, int]]] = [[] for _ in ps]  # (entry, place of its sums)
+    shares, elements, place = [], 0, 0
+    for bucket in buckets:
+        first, blocks, count = elements, 0, 0
+        for slot in bucket.slots:
+            if slot.p not in position:
+                continue
+            which = position[slot.p]
+            for rectangles in entries_of(slot.tile, which=which, stack=elements):
+                begin = place
+                for entry in rectangles:
+                    per_parameter[which].append((entry, place))
+                    place += len(items_of(entry, number=0, place=0))
+                count = place - begin
+                blocks += 1
+            elements += slot.tile.blocks * slot.tile.elements
+        shares.append((first, blocks, count))
+        elements += -elements % 64  # the next bucket starts where the matrix units like it
+    # Parameters that can be read eight numbers at a time come first.
+    order = sorted(range(len(ps)), key=lambda i: not aligned([e for e, _ in per_parameter[i]]))
+    entries: list[Any] = []
+    items: list[Any] = []
+    spans = [(0, 0)] * len(ps)
+    even = 0
+    for i in order:
+        begin = len(items)
+        for entry, at in per_parameter[i]:
+            items += items_of(entry, number=len(entries), place=at)
+            entries.append(entry)
+        spans[i] = (begin, len(items))
+        if aligned([e for e, _ in per_parameter[i]]):
+            even = len(items)
+    return Stack(
+        ps,
+        buckets,
+        as_table(entries, torch.int64, device),
+        as_table(items, torch.int32, device),
+        even,
+        as_table(spans, torch.int32, device),
+        as_table([p.numel() for p in ps], torch.int64, device),
+        shares,
+        elements,
+        AddressTable(3 * len(ps), device),
+        AddressTable(len(ps), device),
+    )

@@ -1,0 +1,49 @@
+"""Launching Triton kernels with little work on the host.
+
+Triton looks at every argument at every launch; here its compiled kernel is remembered by what that
+look depends on, and launched directly (as in Triton's own tutorial on persistent kernels).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+# Of the keywords, these are settings of the compiler, not arguments of the kernel.
+_SETTINGS = ("num_warps", "num_stages")
+
+
+@cache
+def triton_kernels() -> Any:
+    """The module that needs Triton."""
+    from rootfree.kernels import triton_kernels
+
+    return triton_kernels
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    """Run `programs` programs of a kernel; the constants are its tl.constexpr arguments."""
+    device = arguments[0].device
+    key = (
+        kernel,
+        device,
+        *[
+            (a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a
+            for a in arguments
+            if not isinstance(a, float)
+        ],
+        *constants.values(),
+    )
+    with torch.cuda.device_of(arguments[0]):
+        if key in _compiled:
+            compiled, values = _compiled[key]
+            compiled[(programs, 1, 1)](*arguments, *values)
+            return
+        compiled = kernel[(programs,)](*arguments, **constants)
+    if compiled is not None:  # the interpreter compiles nothing
+        order = [name for name in kernel.arg_names if name in constants]
+        _compiled[key] = (compiled, tuple(constants[name] for name in order))

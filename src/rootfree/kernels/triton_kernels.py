@@ -1,0 +1,20 @@
+"""The only way to the Triton kernels: importing this needs Triton, importing the rest does not."""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from rootfree.kernels import triton_blocks as blocks
+from rootfree.kernels import triton_diagonal as diagonal
+from rootfree.kernels import triton_factors as factors
+
+_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+__all__ = ["blocks", "diagonal", "dtype", "factors"]
+
+
+def dtype(tensor: Tensor) -> tl.dtype:
+    """Triton's name of the tensor's dtype."""
+    return _DTYPES[tensor.dtype]
