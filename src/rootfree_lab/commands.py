@@ -37,7 +37,7 @@ def demo(
 ) -> None:
     """Train a small CNN and a small transformer on handwritten digits with five optimizers."""
     from rootfree_lab.demo import run_demo
-    from rootfree_lab.training_commands import with_exit_codes
+    from rootfree_lab.exit_codes import with_exit_codes
 
     def work() -> int:
         run_demo(console, out=out, assignments=assignments or [])
@@ -89,7 +89,7 @@ def bench(
 ) -> None:
     """Time the steps of optimizers side by side: ms, memory, rates, and how far from the floor."""
     from rootfree_lab.bench import command
-    from rootfree_lab.training_commands import with_exit_codes
+    from rootfree_lab.exit_codes import with_exit_codes
 
     given = command.Arguments(
         shapes=shapes, model=model, iteration=iteration, batch=batch, dtype=dtype,
@@ -111,7 +111,7 @@ def bench_table(
 ) -> None:
     """Show figures of the benchmark as Markdown tables."""
     from rootfree_lab.bench import command
-    from rootfree_lab.training_commands import with_exit_codes
+    from rootfree_lab.exit_codes import with_exit_codes
 
     raise typer.Exit(with_exit_codes(lambda: command.tables(files, page, charts)))
 

@@ -28,7 +28,7 @@ def fill(page: Path, records: Sequence[Record]) -> str:
     text = page.read_text(encoding="utf-8")
     if len(_BLOCK.findall(text)) != 1:
         raise RecordError(f"{page} must have one block between {BEGIN!r} and {END!r}")
-    return _BLOCK.sub(lambda _: f"{BEGIN}\n{as_markdown(records)}{END}", text)
+    return _BLOCK.sub(lambda _: f"{BEGIN}\n\n{as_markdown(records)}\n{END}", text)
 
 
 def _one(record: Record) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -147,6 +148,14 @@ def test_a_page_is_filled_between_its_marks(tmp_path):
     page.write_text("no marks")
     with pytest.raises(RecordError, match="must have one block"):
         fill(page, [])
+
+
+def test_the_page_of_the_documentation_shows_the_committed_files():
+    """If this fails: rootfree bench-table docs/performance/*.json --page docs/performance.md"""
+    docs = Path(__file__).parents[3] / "docs"
+    records = [read(file) for file in sorted((docs / "performance").glob("*.json"))]
+    page = docs / "performance.md"
+    assert page.read_text(encoding="utf-8") == fill(page, records)
 
 
 @pytest.mark.parametrize("ending", chart.ENDINGS)
