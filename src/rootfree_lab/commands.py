@@ -50,7 +50,10 @@ def demo(
 def bench(
     shapes: Annotated[
         str | None,
-        typer.Option(help="Parameters to step on: vit_b (default), gpt1b, resnet34, ..."),
+        typer.Option(
+            help="Parameters to step on: vit_b, gpt1b, resnet34, vit_b_third, tiny; default: "
+            "vit_b, on a CPU vit_b_third."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Step on the parameters of a model of timm or of ours.")

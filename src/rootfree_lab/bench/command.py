@@ -16,7 +16,7 @@ from rootfree_lab.bench import chart, markdown
 from rootfree_lab.bench.contenders import Contender
 from rootfree_lab.bench.iteration import DEFAULT as DEFAULT_OF_ITERATIONS
 from rootfree_lab.bench.iteration import measure_iterations
-from rootfree_lab.bench.lineup import chosen, contenders
+from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, chosen, contenders
 from rootfree_lab.bench.model import build_model
 from rootfree_lab.bench.record import Record, read, write
 from rootfree_lab.bench.shapes import shapes_of
@@ -78,7 +78,8 @@ def run(console: Console, given: Arguments) -> int:
 
 def tables(files: Sequence[Path], page: Path | None, charts: Path | None) -> int:
     """Print records as Markdown, or put them into a page; draw them."""
-    records = [(file, read(file)) for file in files]
+    # A page has them by name, so that it does not depend on who wrote it.
+    records = [(file, read(file)) for file in (files if page is None else sorted(files))]
     if page is None:
         typer.echo(markdown.as_markdown([record for _, record in records]), nl=False)
     else:
@@ -98,8 +99,9 @@ def _steps(given: Arguments, device: torch.device, turns: int, say: Say) -> Reco
         raise ConfigError("--shapes and --model both say what to step on: give one of them")
     if given.dtype not in DTYPES:
         raise unknown_name("--dtype:", given.dtype, DTYPES)
-    field = _line_up(given, contenders())
-    name = given.model or given.shapes or "vit_b"
+    cuda = device.type == "cuda"
+    field = _line_up(given, contenders() if cuda else DEFAULT_ON_CPU)
+    name = given.model or given.shapes or ("vit_b" if cuda else "vit_b_third")
     if given.model is not None:
         model = build_model(given.model, "--model").model
         shapes = [tuple(p.shape) for p in model.parameters() if p.requires_grad]

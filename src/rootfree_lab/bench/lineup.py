@@ -15,6 +15,17 @@ from rootfree_lab.bench.contenders import (
 from rootfree_lab.bench.peer_contenders import peers
 from rootfree_lab.config_reading import ConfigError, unknown_name
 
+#: what is measured unless something is asked for, on a processor: eigendecompositions of large
+#: matrices take minutes there
+DEFAULT_ON_CPU = (
+    "torch AdamW fused",
+    "torch RMSprop foreach",
+    "RFRMSprop",
+    "RFAdamW",
+    "IFShampoo T=2",
+    "sirfshampoo fp32 T=2",
+)
+
 
 def contenders(*, graph: bool = False) -> dict[str, Contender]:
     """All of them by name, peers among them whether installed or not."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from rootfree_lab.bench.ceilings import Ceilings, measure_ceilings
 from rootfree_lab.bench.contenders import GRAPH, Built, Contender, NotApplicableError
+from rootfree_lab.bench.floors import Work
 from rootfree_lab.bench.memory import free_bytes, release, state_bytes, temporary_bytes
 from rootfree_lab.bench.record import StepRecord, StepRow, environment
 from rootfree_lab.bench.timing import Gradients, Runner, amortised, by_kind
@@ -81,8 +82,12 @@ class _Measurement:
                 except Exception as error:
                     failures[entry.contender.name] = failed(entry.contender, error)
         for entry in entries:
-            if entry.contender.name not in failures:
+            if entry.contender.name in failures:
+                continue
+            try:
                 entry.device_ms = entry.runner.device_ms()
+            except Exception as error:
+                failures[entry.contender.name] = failed(entry.contender, error)
         return failures
 
 
@@ -199,44 +204,53 @@ def _beside(
 
 def row_of(entry: _Entry, ceilings: Ceilings, count: int) -> StepRow:
     """The figures of a contender, all but the ratio."""
-    contender, built, T = entry.contender, entry.built, entry.contender.period
-    ms = amortised(entry.runner.periods)
+    contender, built = entry.contender, entry.built
     refresh_ms, plain_ms = by_kind(entry.runner.periods)
     row = StepRow(
         name=contender.name,
         family=contender.family,
-        period=T,
+        period=contender.period,
         note=None if entry.finite() else "parameters were no longer finite",
-        ms=ms,
+        ms=amortised(entry.runner.periods),
         refresh_ms=refresh_ms,
         plain_ms=plain_ms,
         device_ms=entry.device_ms,
         state_bytes_per_parameter=state_bytes(built.optimizers, built.parameters) / count,
         temporary_bytes=entry.temporary,
     )
-    work = contender.floor(built)
-    if work is None:
-        return row
-    rate = ceilings.rate(work.matmul_dtype)
+    try:
+        work = contender.floor(built)
+    except Exception as error:  # an optimizer that keeps its state in another way than we know
+        return replace(row, note=f"no floor, {reason(error)}")
+    return row if work is None else with_floor(row, work, ceilings)
+
+
+def with_floor(row: StepRow, work: Work, ceilings: Ceilings) -> StepRow:
+    """The row with what its step has to do, and how far from that it is."""
+    rate, T = ceilings.rate(work.matmul_dtype), row.period
 
     def floor(moved: float, flops: float) -> float:
         # Copies and products can overlap, so the longer of the two is the floor of a step.
         return max(moved / ceilings.copy, flops / rate) / 1e9
 
-    refresh = floor(work.refresh_bytes, work.refresh_flops)
-    plain = floor(work.plain_bytes, work.plain_flops)
-    moved = (work.refresh_bytes + (T - 1) * work.plain_bytes) / T
-    flops = (work.refresh_flops + (T - 1) * work.plain_flops) / T
-    floor_ms = (refresh + (T - 1) * plain) / T
+    def mean(refresh: float, plain: float) -> float:
+        return (refresh + (T - 1) * plain) / T
+
+    assert row.ms is not None
+    moved = mean(work.refresh_bytes, work.plain_bytes)
+    flops = mean(work.refresh_flops, work.plain_flops)
+    floor_ms = mean(
+        floor(work.refresh_bytes, work.refresh_flops), floor(work.plain_bytes, work.plain_flops)
+    )
     return replace(
         row,
         bytes_moved=moved,
         flops=flops,
-        terabytes_per_second=moved / ms.median / 1e9,
-        teraflops_per_second=flops / ms.median / 1e9,
+        terabytes_per_second=moved / row.ms.median / 1e9,
+        teraflops_per_second=flops / row.ms.median / 1e9,
         matmul_dtype=str(work.matmul_dtype).removeprefix("torch.") if flops else None,
         floor_ms=floor_ms,
-        times_floor=ms.median / floor_ms,
+        times_floor=row.ms.median / floor_ms,
     )
 
 

@@ -90,7 +90,7 @@ def remarks(record: Record) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, without an exponent."""
+    """Three significant digits."""
     if value is None:
         return NOTHING
     if value == 0:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 STEPS_A_TURN = {"cuda": 10, "cpu": 2}
 _FEWEST_WARM_UP_STEPS = 4  # a compiled step is compiled twice: without state, and with it
-_LONGEST_SLEEP = 0.2  # seconds; more launches than fit before that are not waiting in any queue
+_LONGEST_SLEEP = 0.2  # seconds; a host that needs longer is waiting for the device
 _CYCLES = 2e9  # a second, roughly
 
 

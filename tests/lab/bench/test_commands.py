@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 from lab.bench.records import iteration_record, step_record
 from rootfree_lab import commands
-from rootfree_lab.bench.lineup import contenders
+from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, contenders
 from rootfree_lab.bench.markdown import BEGIN, END
 from rootfree_lab.bench.record import read, write
 from rootfree_lab.bench.shapes import SHAPE_SETS
@@ -30,8 +31,8 @@ def test_all_contenders(tmp_path):
     """All but the compiled one, which would compile for longer than all others take."""
     files = tmp_path / "tiny.json", tmp_path / "tiny.png"
     result = run(
-        "bench", "--shapes", "tiny", "--without", "*compiled", "--json", str(files[0]),
-        "--chart", str(files[1]), *FAST,
+        "bench", "--shapes", "tiny", "--optimizer", "*", "--without", "*compiled",
+        "--json", str(files[0]), "--chart", str(files[1]), *FAST,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     record = read(files[0])
@@ -167,3 +168,29 @@ def test_bad_tables(case, tmp_path):
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     assert result.output.startswith("Error: ")
+
+
+def test_defaults_on_a_processor(tmp_path):
+    file = tmp_path / "a.json"
+    result = run("bench", "--shapes", "tiny", "--json", str(file), *FAST)
+    assert result.exit_code == 0, result.output
+    assert [row.name for row in read(file).rows] == list(DEFAULT_ON_CPU)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu(tmp_path):
+    steps, iterations = tmp_path / "a.json", tmp_path / "b.json"
+    result = run(
+        "bench", "--shapes", "tiny", "--graph", "--turns", "2", "--seconds", "2", "--without",
+        "*compiled", "--json", str(steps),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = {row.name: row for row in read(steps).rows}
+    for name in ("torch AdamW fused", "RFRMSprop", "IFShampoo T=2"):
+        assert rows[name].failure is None
+        assert rows[name].temporary_bytes is not None
+        assert rows[name].device_ms > 0
+    assert rows["IFShampoo T=2"].matmul_dtype == "bfloat16"
+    result = run("bench", "--iteration", "small_vit", "--turns", "2", "--json", str(iterations))
+    assert result.exit_code == 0, result.output
+    assert all(row.peak_bytes > 0 for row in read(iterations).rows if not row.failure)

@@ -10,11 +10,14 @@ from torch import nn
 
 import rootfree
 from rootfree_lab.bench import steps
+from rootfree_lab.bench.ceilings import Ceilings
 from rootfree_lab.bench.contenders import Built, Contender, NotApplicableError, graphed, one
+from rootfree_lab.bench.floors import Work
 from rootfree_lab.bench.iteration import measure_iterations
 from rootfree_lab.bench.lineup import chosen, contenders
 from rootfree_lab.bench.memory import free_bytes, state_bytes, temporary_bytes
-from rootfree_lab.bench.steps import BESIDE, TOGETHER, measure_steps
+from rootfree_lab.bench.record import StepRow
+from rootfree_lab.bench.steps import BESIDE, TOGETHER, measure_steps, with_floor
 from rootfree_lab.bench.timing import Gradients, amortised, by_kind, spread
 from rootfree_lab.config_reading import ConfigError
 
@@ -171,6 +174,28 @@ def test_a_run_that_diverges_says_so():
     assert measure(blown).rows[0].note == "parameters were no longer finite"
 
 
+def test_a_floor_that_cannot_be_counted_is_a_note():
+    def floor(built: Built) -> None:
+        raise KeyError("factor0")
+
+    (row,) = measure(Contender("sgd", SGD.build, "torch", floor=floor)).rows
+    assert row.note == "no floor, KeyError: 'factor0'"
+    assert row.ms is not None
+    assert row.floor_ms is None
+
+
+def test_floors_of_a_row():
+    """T = 2, a copy of 2 TB/s, products of 100 TFLOP/s: 3 ms of products, then 1 ms of bytes."""
+    row = StepRow("x", "rootfree", 2, ms=spread([4.0]))
+    work = Work(2e9, 2e9, refresh_flops=3e11, plain_flops=1e10, matmul_dtype=torch.bfloat16)
+    found = with_floor(row, work, Ceilings(copy=2.0, bf16=100.0, fp32=10.0))
+    assert found.floor_ms == pytest.approx((3.0 + 1.0) / 2)
+    assert found.times_floor == pytest.approx(2.0)
+    assert found.terabytes_per_second == pytest.approx(0.5)
+    assert found.teraflops_per_second == pytest.approx((3e11 + 1e10) / 2 / 4e9)
+    assert found.matmul_dtype == "bfloat16"
+
+
 def test_state_counts_memory_once_wherever_it_is_kept():
     p = nn.Parameter(torch.randn(8, 4))
     p.grad = torch.randn_like(p)
@@ -220,7 +245,7 @@ def test_muon_says_where_it_does_not_apply():
         )
 
 
-def test_graphs_wait_for_a_gpu_and_for_the_library(monkeypatch):
+def test_graphs_wait_for_a_gpu():
     row = graphed(contenders()["RFRMSprop"])
     record = measure(row)
     assert record.rows[0].failure == "CUDA graphs need a GPU"
