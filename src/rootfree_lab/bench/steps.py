@@ -47,6 +47,8 @@ class _Measurement:
         self.shapes, self.dtype, self.device = shapes, dtype, device
         self.turns, self.seconds, self.say = turns, seconds, say
         self.gradients = Gradients(shapes, dtype, device)
+        self.count = sum(torch.Size(s).numel() for s in shapes)
+        self.work: dict[str, Work] = {}  # by name, of those whose floor is known
 
     def enter(self, contender: Contender) -> _Entry | StepRow:
         """Build and warm up; a row that tells why if that fails."""
@@ -90,6 +92,30 @@ class _Measurement:
                 failures[entry.contender.name] = failed(entry.contender, error)
         return failures
 
+    def row(self, entry: _Entry) -> StepRow:
+        """The figures of a contender, all but ratio and floor; its work is kept for the floor."""
+        contender, built = entry.contender, entry.built
+        refresh_ms, plain_ms = by_kind(entry.runner.periods)
+        row = StepRow(
+            name=contender.name,
+            family=contender.family,
+            period=contender.period,
+            note=None if entry.finite() else "parameters were no longer finite",
+            ms=amortised(entry.runner.periods),
+            refresh_ms=refresh_ms,
+            plain_ms=plain_ms,
+            device_ms=entry.device_ms,
+            state_bytes_per_parameter=state_bytes(built.optimizers, built.parameters) / self.count,
+            temporary_bytes=entry.temporary,
+        )
+        try:
+            work = contender.floor(built)
+        except Exception as error:  # an optimizer that keeps its state in another way than we know
+            return replace(row, note=f"no floor, {reason(error)}")
+        if work is not None:
+            self.work[contender.name] = work
+        return row
+
 
 def measure_steps(
     contenders: Sequence[Contender],
@@ -108,23 +134,25 @@ def measure_steps(
     and each of the others takes turns with it alone; its ratio is to the reference's turns beside
     it.
     """
-    count = sum(torch.Size(s).numel() for s in shapes)
     say("ceilings")
     ceilings = measure_ceilings(device)
     run = _Measurement(shapes, dtype, device, turns=turns, seconds=seconds, say=say)
-    together = sum(c.room for c in contenders) * count
+    together = sum(c.room for c in contenders) * run.count
     arrangement = TOGETHER if together < _ROOM * free_bytes(device) else BESIDE
     if arrangement == TOGETHER:
-        rows = _together(run, contenders, ceilings, count)
+        rows = _together(run, contenders)
         crowded = [c for c in contenders[1:] if rows[c.name].failure == OUT_OF_MEMORY]
         if crowded:
-            alone = _beside(run, contenders[0], crowded, ceilings, count)
+            alone = _beside(run, contenders[0], crowded)
             rows |= {c.name: alone[c.name] for c in crowded}
     else:
-        rows = _beside(run, contenders[0], contenders[1:], ceilings, count)
+        rows = _beside(run, contenders[0], contenders[1:])
+    # A machine that is shared may have been slow just then; a ceiling is the best it can do.
+    ceilings = ceilings.best(measure_ceilings(device))
+    rows |= {n: with_floor(rows[n], work, ceilings) for n, work in run.work.items() if rows[n].ms}
     return StepRecord(
         parameters=name,
-        count=count,
+        count=run.count,
         tensors=len(shapes),
         dtype=str(dtype).removeprefix("torch."),
         reference=contenders[0].name,
@@ -136,9 +164,7 @@ def measure_steps(
     )
 
 
-def _together(
-    run: _Measurement, contenders: Sequence[Contender], ceilings: Ceilings, count: int
-) -> dict[str, StepRow]:
+def _together(run: _Measurement, contenders: Sequence[Contender]) -> dict[str, StepRow]:
     rows: dict[str, StepRow] = {}
     entries: list[_Entry] = []
     for contender in contenders:
@@ -150,11 +176,7 @@ def _together(
             entries.append(entered)
     run.say("taking turns")
     rows |= run.race(entries)
-    rows |= {
-        e.contender.name: row_of(e, ceilings, count)
-        for e in entries
-        if e.contender.name not in rows
-    }
+    rows |= {e.contender.name: run.row(e) for e in entries if e.contender.name not in rows}
     reference = rows[contenders[0].name].ms
     if reference is None:
         return rows
@@ -164,13 +186,7 @@ def _together(
     }
 
 
-def _beside(
-    run: _Measurement,
-    first: Contender,
-    others: Sequence[Contender],
-    ceilings: Ceilings,
-    count: int,
-) -> dict[str, StepRow]:
+def _beside(run: _Measurement, first: Contender, others: Sequence[Contender]) -> dict[str, StepRow]:
     rows: dict[str, StepRow] = {}
     reference = run.enter(first)
     taken: list[list[float]] = []
@@ -183,7 +199,7 @@ def _beside(
         pair = [entered] if isinstance(reference, StepRow) else [reference, entered]
         rows |= run.race(pair)
         if contender.name not in rows:
-            row = row_of(entered, ceilings, count)
+            row = run.row(entered)
             if not isinstance(reference, StepRow) and row.ms:
                 beside = amortised(reference.runner.periods).median
                 row = replace(row, ratio=row.ms.median / beside)
@@ -199,30 +215,7 @@ def _beside(
         run.race([reference])
         taken = reference.runner.periods
     reference.runner.periods = taken
-    return rows | {first.name: replace(row_of(reference, ceilings, count), ratio=1.0)}
-
-
-def row_of(entry: _Entry, ceilings: Ceilings, count: int) -> StepRow:
-    """The figures of a contender, all but the ratio."""
-    contender, built = entry.contender, entry.built
-    refresh_ms, plain_ms = by_kind(entry.runner.periods)
-    row = StepRow(
-        name=contender.name,
-        family=contender.family,
-        period=contender.period,
-        note=None if entry.finite() else "parameters were no longer finite",
-        ms=amortised(entry.runner.periods),
-        refresh_ms=refresh_ms,
-        plain_ms=plain_ms,
-        device_ms=entry.device_ms,
-        state_bytes_per_parameter=state_bytes(built.optimizers, built.parameters) / count,
-        temporary_bytes=entry.temporary,
-    )
-    try:
-        work = contender.floor(built)
-    except Exception as error:  # an optimizer that keeps its state in another way than we know
-        return replace(row, note=f"no floor, {reason(error)}")
-    return row if work is None else with_floor(row, work, ceilings)
+    return rows | {first.name: replace(run.row(reference), ratio=1.0)}
 
 
 def with_floor(row: StepRow, work: Work, ceilings: Ceilings) -> StepRow:
