@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import rootfree
 from conformance.rows import PAPER
-from rootfree_lab.shapes import vit_b
+from rootfree_lab.bench.shapes import vit_b
 
 RATES = [0.003, 0.01, 0.05, 0.2, 0.5]
 STEPS = 200

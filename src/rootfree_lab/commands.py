@@ -37,7 +37,7 @@ def demo(
 ) -> None:
     """Train a small CNN and a small transformer on handwritten digits with five optimizers."""
     from rootfree_lab.demo import run_demo
-    from rootfree_lab.training_commands import with_exit_codes
+    from rootfree_lab.exit_codes import with_exit_codes
 
     def work() -> int:
         run_demo(console, out=out, assignments=assignments or [])
@@ -48,17 +48,75 @@ def demo(
 
 @app.command()
 def bench(
-    shapes: Annotated[str, typer.Option(help="Set of parameter shapes to step on.")] = "vit_b",
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            help="Parameters to step on: vit_b, gpt1b, resnet34, vit_b_third, tiny; default: "
+            "vit_b, on a CPU vit_b_third."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Step on the parameters of a model of timm or of ours.")
+    ] = None,
+    iteration: Annotated[
+        str | None, typer.Option(help="Time whole training iterations of a model instead.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of --iteration.")] = 128,
+    dtype: Annotated[str, typer.Option(help="Of parameters and gradients: fp32 or bf16.")] = "fp32",
     optimizer: Annotated[
         list[str] | None,
-        typer.Option(help="Optimizer to time, repeatable; the first is the reference."),
+        typer.Option(help="Optimizer to time, or a pattern such as 'IFShampoo*'; repeatable."),
     ] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Turns of two steps per optimizer.")] = 5,
+    without: Annotated[
+        list[str] | None, typer.Option(help="Optimizer or pattern to leave out; repeatable.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Optimizer that ratios are to; default: the first.")
+    ] = None,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Time our steps replayed from a CUDA graph, too.")
+    ] = False,
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="Turns of each; default: 20 on a GPU, 5 on a CPU.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="After so many, and two turns, one takes no more turns.")
+    ] = 20.0,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; default: cuda if there.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="File to write all figures to.")
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="File for a bar chart: .png, .svg, .pdf.")
+    ] = None,
 ) -> None:
-    """Time one step of each optimizer, side by side, as ratios to the first."""
-    from rootfree_lab.bench import OPTIMIZERS, run_bench
+    """Time the steps of optimizers side by side: ms, memory, rates, and how far from the floor."""
+    from rootfree_lab.bench import command
+    from rootfree_lab.exit_codes import with_exit_codes
 
-    console.print(run_bench(shapes, optimizer or list(OPTIMIZERS), turns=turns))
+    given = command.Arguments(
+        shapes=shapes, model=model, iteration=iteration, batch=batch, dtype=dtype,
+        optimizer=optimizer or [], without=without or [], reference=reference, graph=graph,
+        turns=turns, seconds=seconds, device=device, json=json, chart=chart,
+    )  # fmt: skip
+    raise typer.Exit(with_exit_codes(lambda: command.run(console, given)))
+
+
+@app.command("bench-table")
+def bench_table(
+    files: Annotated[list[Path], typer.Argument(help="What bench --json wrote.")],
+    page: Annotated[
+        Path | None, typer.Option(help="Put the tables between the marks of this page.")
+    ] = None,
+    charts: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for a bar chart of each file.")
+    ] = None,
+) -> None:
+    """Show figures of the benchmark as Markdown tables."""
+    from rootfree_lab.bench import command
+    from rootfree_lab.exit_codes import with_exit_codes
+
+    raise typer.Exit(with_exit_codes(lambda: command.tables(files, page, charts)))
 
 
 @app.command()

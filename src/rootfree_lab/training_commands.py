@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,11 +13,10 @@ from rootfree_lab.checkpoints import checkpoint_path
 from rootfree_lab.compare import compare, table
 from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.config_reading import unknown_name
+from rootfree_lab.exit_codes import FAILED, with_exit_codes
 from rootfree_lab.progress import Lines, LiveBar, Watcher, describe_point
-from rootfree_lab.stopping import Interrupted, StopSignals
+from rootfree_lab.stopping import StopSignals
 from rootfree_lab.training import finished_record, records_path, train
-
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 def train_command(
@@ -85,19 +84,3 @@ def compare_command(
         return FAILED if len(failed) == len(results) else 0
 
     return with_exit_codes(work)
-
-
-def with_exit_codes(work: Callable[[], int]) -> int:
-    """Run a command; errors of settings, data and signals become a sentence and an exit code."""
-    try:
-        return work()
-    except Interrupted as stopped:
-        left = f"; continue from {stopped.checkpoint} with --resume" if stopped.checkpoint else ""
-        typer.echo(f"stopped{left}", err=True)
-        return stopped.exit_code
-    except KeyboardInterrupt:
-        typer.echo("stopped at once", err=True)
-        return INTERRUPTED
-    except (ValueError, ModuleNotFoundError) as error:  # bad settings, data or checkpoints
-        typer.echo(f"Error: {error}", err=True)
-        return USAGE

@@ -10,9 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree_lab import bench as bench_module
 from rootfree_lab import commands
-from rootfree_lab.shapes import SHAPE_SETS
 
 
 @pytest.fixture(autouse=True)
@@ -41,25 +39,6 @@ def test_demo(tmp_path):
     again = run("demo", *settings)  # anew: nothing is taken from the records of the first
     assert again.exit_code == 0
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 10
-
-
-def test_bench():
-    result = run("bench", "--turns", "1", "--shapes", "tiny")
-    assert result.exit_code == 0, result.output
-    for name in bench_module.OPTIMIZERS:
-        assert f"│ {name} " in result.output
-    (row,) = [line for line in result.output.splitlines() if bench_module.REFERENCE in line]
-    ratio, state_bytes = row.split("│")[3:5]
-    assert float(ratio) == 1
-    assert 8 <= float(state_bytes) < 9  # two float32 numbers, and torch's step counts
-
-
-def test_bench_names_the_shapes_it_knows():
-    result = run("bench", "--shapes", "vgg")
-    assert result.exit_code != 0
-    said = f"{result.output} {result.exception}"
-    assert "got 'vgg'" in said
-    assert all(name in said for name in SHAPE_SETS)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+"""What `rootfree bench` and `rootfree bench-table` do with their arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import typer
+from rich.console import Console
+
+from rootfree_lab.bench import chart, markdown
+from rootfree_lab.bench.contenders import Contender
+from rootfree_lab.bench.iteration import DEFAULT as DEFAULT_OF_ITERATIONS
+from rootfree_lab.bench.iteration import measure_iterations
+from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, chosen, contenders
+from rootfree_lab.bench.model import build_model
+from rootfree_lab.bench.record import Record, read, write
+from rootfree_lab.bench.shapes import shapes_of
+from rootfree_lab.bench.steps import Say, measure_steps
+from rootfree_lab.bench.table import as_table, remarks
+from rootfree_lab.config_reading import ConfigError, unknown_name
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_TURNS = {"cuda": 20, "cpu": 5}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Of `rootfree bench`, as they were given."""
+
+    shapes: str | None
+    model: str | None
+    iteration: str | None
+    batch: int
+    dtype: str
+    optimizer: Sequence[str]
+    without: Sequence[str]
+    reference: str | None
+    graph: bool
+    turns: int | None
+    seconds: float
+    device: str | None
+    json: Path | None
+    chart: Path | None
+
+
+def run(console: Console, given: Arguments) -> int:
+    """Measure, show, and write what was asked for.  Raises ValueError for bad arguments."""
+    _check_files(given)
+    device = _device(given.device)
+    if not (given.seconds > 0 and math.isfinite(given.seconds)):
+        raise ConfigError(f"--seconds must be a positive number, got {given.seconds}")
+    turns = given.turns or _TURNS[device.type]
+    with console.status("starting") as status:
+
+        def say(message: str) -> None:
+            status.update(message)
+            if not console.is_terminal:
+                typer.echo(f"  {message}", err=True)
+
+        if given.iteration is not None:
+            record = _iterations(given, device, turns, say)
+        else:
+            record = _steps(given, device, turns, say)
+    console.print(as_table(record, console.width))
+    for remark in remarks(record):
+        console.print(f"  {remark}", highlight=False, markup=False)
+    if given.json is not None:
+        write(record, given.json)
+    if given.chart is not None:
+        chart.draw(record, given.chart)
+    return 0
+
+
+def tables(files: Sequence[Path], page: Path | None, charts: Path | None) -> int:
+    """Print records as Markdown, or put them into a page; draw them."""
+    # A page has them by name, so that it does not depend on who wrote it.
+    records = [(file, read(file)) for file in (files if page is None else sorted(files))]
+    if page is None:
+        typer.echo(markdown.as_markdown([record for _, record in records]), nl=False)
+    else:
+        if not page.is_file():
+            raise ConfigError(f"--page: there is no file {str(page)!r}")
+        text = markdown.fill(page, [record for _, record in records])
+        page.write_text(text, encoding="utf-8")
+    if charts is not None:
+        charts.mkdir(parents=True, exist_ok=True)
+        for file, record in records:
+            chart.draw(record, charts / f"{file.stem}.png")
+    return 0
+
+
+def _steps(given: Arguments, device: torch.device, turns: int, say: Say) -> Record:
+    if given.shapes is not None and given.model is not None:
+        raise ConfigError("--shapes and --model both say what to step on: give one of them")
+    if given.dtype not in DTYPES:
+        raise unknown_name("--dtype:", given.dtype, DTYPES)
+    cuda = device.type == "cuda"
+    field = _line_up(given, contenders() if cuda else DEFAULT_ON_CPU)
+    name = given.model or given.shapes or ("vit_b" if cuda else "vit_b_third")
+    if given.model is not None:
+        model = build_model(given.model, "--model").model
+        shapes = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+    else:
+        shapes = shapes_of(name)
+    return measure_steps(
+        field,
+        shapes,
+        name=name,
+        dtype=DTYPES[given.dtype],
+        device=device,
+        turns=turns,
+        seconds=given.seconds,
+        say=say,
+    )
+
+
+def _iterations(given: Arguments, device: torch.device, turns: int, say: Say) -> Record:
+    for option, value in (("--shapes", given.shapes), ("--model", given.model)):
+        if value is not None:
+            raise ConfigError(f"--iteration trains a whole model: {option} has no place beside it")
+    if given.dtype != "fp32":
+        raise ConfigError(
+            "--iteration keeps its parameters in fp32: --dtype has no place beside it"
+        )
+    if given.graph:
+        raise ConfigError("--iteration has gradients that move: --graph has no place beside it")
+    assert given.iteration is not None
+    return measure_iterations(
+        _line_up(given, DEFAULT_OF_ITERATIONS),
+        given.iteration,
+        batch=given.batch,
+        device=device,
+        turns=turns,
+        seconds=given.seconds,
+        say=say,
+    )
+
+
+def _line_up(given: Arguments, default: Iterable[str]) -> list[Contender]:
+    """The contenders, the reference first."""
+    field = chosen(given.optimizer, given.without, default=default, graph=given.graph)
+    if given.reference is None:
+        return field
+    table = contenders(graph=given.graph)
+    if given.reference not in table:
+        raise unknown_name("--reference: the optimizer", given.reference, table)
+    rest = [c for c in field if c.name != given.reference]
+    return [table[given.reference], *rest]
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in _TURNS:
+        raise unknown_name("--device:", name, _TURNS)
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no GPU")
+    return torch.device(name)
+
+
+def _check_files(given: Arguments) -> None:
+    """Before minutes of measuring, not after them."""
+    for option, file in (("--json", given.json), ("--chart", given.chart)):
+        if file is not None and not file.parent.is_dir():
+            raise ConfigError(f"{option}: there is no folder {str(file.parent)!r}")
+    if given.chart is None:
+        return
+    if given.chart.suffix not in chart.ENDINGS:
+        raise ConfigError(
+            f"--chart: the file must end in {', '.join(chart.ENDINGS)}, got {str(given.chart)!r}"
+        )
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--chart needs matplotlib: pip install 'rootfree[lab]'")

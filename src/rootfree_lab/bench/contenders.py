@@ -1,0 +1,170 @@
+"""How the optimizers that can be timed are made: torch's and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import rootfree
+from rootfree_lab.bench import floors
+
+Parameters = list[nn.Parameter]
+
+LR, B = 1e-4, 128  # small steps: nothing leaves its range in the few that are taken
+REFERENCE = "torch AdamW fused"
+GRAPH = ", graph"
+
+
+class NotApplicableError(Exception):
+    """The contender cannot step on these parameters, or not here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A contender at work: its optimizers (a companion is one of them) and one step of all."""
+
+    parameters: Parameters
+    optimizers: Sequence[Optimizer]
+    step: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How one row of the table comes about."""
+
+    name: str
+    build: Callable[[Parameters], Built]
+    family: str  # "torch", "rootfree" or "peer"
+    period: int = 1  # T: a full cycle of steps, one of which refreshes the preconditioner
+    floor: floors.Count = floors.unknown
+    room: float = 16.0  # bytes a parameter that it holds at most, the parameter itself included
+
+
+def one(make: Callable[[Parameters], Optimizer]) -> Callable[[Parameters], Built]:
+    """A contender that is a single optimizer."""
+
+    def build(ps: Parameters) -> Built:
+        optimizer = make(ps)
+        return Built(ps, [optimizer], optimizer.step)
+
+    return build
+
+
+def several(optimizers: Sequence[Optimizer], ps: Parameters) -> Built:
+    """A contender that is an optimizer and its companions."""
+
+    def step() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return Built(ps, optimizers, step)
+
+
+def _compiled_rmsprop(ps: Parameters) -> Built:
+    optimizer = torch.optim.RMSprop(ps, lr=LR, momentum=0.9)
+    return Built(ps, [optimizer], torch.compile(optimizer.step))
+
+
+def _muon(ps: Parameters) -> Built:
+    if not hasattr(torch.optim, "Muon"):
+        raise NotApplicableError(f"torch has Muon since 2.9, this is {torch.__version__}")
+    matrices, rest = [p for p in ps if p.dim() == 2], [p for p in ps if p.dim() != 2]
+    covered = sum(p.numel() for p in matrices) / sum(p.numel() for p in ps)
+    if covered < 0.5:
+        raise NotApplicableError(f"torch's Muon takes 2-D parameters only: {covered:.1%} of these")
+    optimizers: list[Optimizer] = [torch.optim.Muon(matrices, lr=LR)]
+    if rest:
+        optimizers.append(torch.optim.AdamW(rest, lr=LR, fused=True))
+    return several(optimizers, ps)
+
+
+def torch_contenders() -> list[Contender]:
+    """The reference and its like."""
+    optim = torch.optim
+    step = floors.elementwise
+    return [
+        Contender(
+            REFERENCE, one(lambda ps: optim.AdamW(ps, lr=LR, fused=True)), "torch", floor=step
+        ),
+        Contender(
+            "torch AdamW foreach",
+            one(lambda ps: optim.AdamW(ps, lr=LR, foreach=True)),
+            "torch",
+            floor=step,
+        ),
+        Contender(
+            "torch SGD momentum",
+            one(lambda ps: optim.SGD(ps, lr=LR, momentum=0.9, foreach=True)),
+            "torch",
+            floor=step,
+        ),
+        Contender(
+            "torch RMSprop foreach",
+            one(lambda ps: optim.RMSprop(ps, lr=LR, momentum=0.9, foreach=True)),
+            "torch",
+            floor=step,
+        ),
+        Contender("torch RMSprop compiled", _compiled_rmsprop, "torch", floor=step),
+        Contender("torch Muon", _muon, "torch", floor=floors.muon),
+    ]
+
+
+def rootfree_contenders() -> list[Contender]:
+    """Ours, at their defaults but for what the name says."""
+
+    def diagonal(name: str, make: Any) -> Contender:
+        return Contender(
+            name,
+            one(lambda ps: make(ps, lr=LR, batch_size=B)),
+            "rootfree",
+            floor=floors.elementwise,
+        )
+
+    def shampoo(name: str, T: int, **options: Any) -> Contender:
+        return Contender(
+            name,
+            one(lambda ps: rootfree.IFShampoo(ps, lr=LR, batch_size=B, update_every=T, **options)),
+            "rootfree",
+            period=T,
+            floor=floors.inverse_free,
+            room=24.0,
+        )
+
+    half = torch.bfloat16
+    return [
+        diagonal("RFRMSprop", rootfree.RFRMSprop),
+        diagonal("RFAdagrad", rootfree.RFAdagrad),
+        diagonal("RFAdamW", rootfree.RFAdamW),
+        shampoo("IFShampoo T=1", 1),
+        shampoo("IFShampoo T=2", 2),
+        shampoo("IFShampoo T=10", 10),
+        shampoo("IFShampoo low memory T=2", 2, factor_dtype=half, state_dtype=half),
+        Contender(
+            "RFShampoo T=2",
+            one(lambda ps: rootfree.RFShampoo(ps, lr=LR, batch_size=B, update_every=2)),
+            "rootfree",
+            period=2,
+            room=40.0,
+        ),
+    ]
+
+
+def graphed(contender: Contender) -> Contender:
+    """The same optimizer, its steps replayed from a CUDA graph."""
+
+    def build(ps: Parameters) -> Built:
+        if ps[0].device.type != "cuda":
+            raise NotApplicableError("CUDA graphs need a GPU")
+        if not hasattr(rootfree, "GraphedStep"):
+            raise NotApplicableError(f"rootfree {rootfree.__version__} has no GraphedStep")
+        built = contender.build(ps)
+        (optimizer,) = built.optimizers
+        return replace(built, step=rootfree.GraphedStep(optimizer).step)
+
+    # Its temporaries stay reserved in the graph's own pool.
+    return replace(contender, name=contender.name + GRAPH, build=build, room=contender.room + 16)

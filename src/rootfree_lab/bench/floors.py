@@ -1,0 +1,141 @@
+"""What a step has to do at least: bytes to move, and operations of matrix products.
+
+Layout: a block of sizes (d_1..d_N) has D = ∏ d_n entries. A step of inverse-free Shampoo is, for
+every axis n that has a dense factor, in multiplications and additions
+
+    Ĝ (K applied once)         2 D d_n     refresh only
+    gram of Ĝ                  2 D d_n     refresh only
+    KᵀK, K m                   4 d_n³      refresh only
+    direction (K, then Kᵀ)     4 D d_n     every step
+
+which for a p×d matrix is 2(4p²d + 4pd² + 2p³ + 2d³), and half of the first two terms in between.
+It is the rule written as plain products. Symmetric products need half of theirs, and a kept K Kᵀ
+half of the direction, so a step can be a little faster than this floor; norms are not counted.
+
+Bytes: parameters and gradients are read, parameters written; momenta and diagonal preconditioners
+are read and written; factors are read in every step and written on refresh. Nothing else moves.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from rootfree_lab.bench.contenders import Built
+
+_FACTOR = re.compile(r"(block\d+)\.factor(\d+)\Z")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step has to do, on a refresh step and on a plain one."""
+
+    refresh_bytes: float
+    plain_bytes: float
+    refresh_flops: float = 0.0
+    plain_flops: float = 0.0
+    matmul_dtype: torch.dtype = torch.float32
+
+
+Count = Callable[["Built"], "Work | None"]
+
+
+def unknown(built: Built) -> Work | None:
+    """No floor is known: factorisations are not products, and run at no rate of the device."""
+    return None
+
+
+def elementwise(built: Built) -> Work:
+    """Diagonal methods: one pass over everything that is as large as the parameters."""
+    moved = _elementwise_bytes(built)
+    return Work(moved, moved)
+
+
+def inverse_free(built: Built) -> Work | None:
+    """Our inverse-free Shampoo, from the factors in its state; None if they are kept otherwise."""
+    (optimizer,) = built.optimizers
+    refresh = plain = held = 0.0
+    for p in built.parameters:
+        blocks: dict[str, list[Tensor]] = {}
+        for key, tensor in optimizer.state[p].items():
+            found = _FACTOR.match(key)
+            if found:
+                blocks.setdefault(found[1], []).append(tensor)
+        for factors in blocks.values():
+            sizes = [int(K.shape[1]) for K in factors]
+            dense = [K.dim() == 3 for K in factors]
+            r, f = product_flops(sizes, dense)
+            refresh, plain = refresh + len(factors[0]) * r, plain + len(factors[0]) * f
+            held += sum(K.numel() * K.element_size() for K in factors)
+    if not held:
+        return None
+    moved = _elementwise_bytes(built)
+    dtype = optimizer.param_groups[0].get("matmul_dtype")
+    if dtype is None:
+        dtype = torch.bfloat16 if built.parameters[0].is_cuda else torch.float32
+    return Work(moved + 2 * held, moved + held, refresh, plain, dtype)
+
+
+def published_inverse_free(built: Built, dtype: torch.dtype) -> Work:
+    """The published one: a dense factor and its momentum for every axis, diagonal for vectors."""
+    refresh = plain = held = 0.0
+    for p in built.parameters:
+        sizes = [d for d in p.shape if d != 1] or [1]
+        dense = [len(sizes) > 1] * len(sizes)
+        r, f = product_flops(sizes, dense)
+        refresh, plain = refresh + r, plain + f
+        held += dtype.itemsize * sum(
+            d * d if is_dense else d for d, is_dense in zip(sizes, dense, strict=True)
+        )
+    moved = sum(
+        p.numel() * 3 * p.element_size() + 2 * p.numel() * p.element_size()
+        for p in built.parameters
+    )
+    return Work(moved + 4 * held, moved + held, refresh, plain, dtype)
+
+
+def muon(built: Built) -> Work:
+    """Five Newton-Schulz steps in bf16 on each matrix; the companion's vectors are bytes alone."""
+    flops = 0.0
+    for group in built.optimizers[0].param_groups:
+        for p in group["params"]:
+            m, n = sorted(p.shape)
+            # X Xᵀ and its product with X; the square of X Xᵀ
+            flops += group["ns_steps"] * (4 * m * m * n + 2 * m**3)
+    moved = _elementwise_bytes(built)
+    return Work(moved, moved, flops, flops, torch.bfloat16)
+
+
+def product_flops(sizes: Sequence[int], dense: Sequence[bool]) -> tuple[float, float]:
+    """(refresh, plain) operations for one block; diagonal factors have no products."""
+    entries = math.prod(sizes)
+    axes = [d for d, is_dense in zip(sizes, dense, strict=True) if is_dense]
+    plain = sum(4.0 * entries * d for d in axes)
+    return plain + sum(4.0 * entries * d + 4.0 * d**3 for d in axes), plain
+
+
+def _elementwise_bytes(built: Built) -> float:
+    moved = 0.0
+    for p in built.parameters:
+        moved += 3 * p.numel() * p.element_size()  # p and g read, p written
+        for optimizer in built.optimizers:
+            moved += 2 * sum(
+                t.numel() * t.element_size()
+                for t in _tensors(optimizer.state.get(p, {}))
+                if t.numel() == p.numel()
+            )
+    return moved
+
+
+def _tensors(state: dict[str, object]) -> Iterable[Tensor]:
+    """Momenta and diagonal preconditioners; step counts and factors are not among them."""
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.dim() > 0 and "." not in key:
+            yield value

@@ -1,0 +1,201 @@
+"""Whole training iterations, split into forward, backward and optimizer.
+
+Every contender has its own copy of the model; they take turns as in `steps`. Inputs are random, on
+the device, and new in every turn. Within a turn nothing waits for the device, as in training, and
+the parts are the times between CUDA events; an iteration is the time from the first to the last,
+divided by their number.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rootfree_lab.bench.contenders import Built, Contender
+from rootfree_lab.bench.memory import release, state_bytes
+from rootfree_lab.bench.model import Batch, build_model
+from rootfree_lab.bench.record import IterationRecord, IterationRow, environment
+from rootfree_lab.bench.steps import reason
+from rootfree_lab.bench.timing import spread
+
+DEFAULT = (
+    "torch AdamW fused",
+    "torch Muon",
+    "RFRMSprop",
+    "IFShampoo T=2",
+    "IFShampoo T=10",
+    "sirfshampoo bf16 T=2",
+)
+_STEPS_A_TURN = {"cuda": 10, "cpu": 2}
+_FEWEST_TURNS = 2
+
+Say = Callable[[str], None]
+Part = tuple[float, float, float]  # forward, backward, optimizer
+
+
+@dataclass
+class _Trainer:
+    """A copy of the model, and its optimizer."""
+
+    contender: Contender
+    model: nn.Module
+    built: Built
+    device: torch.device
+    peak: int | None = None
+    parts: list[Part] = field(default_factory=list)
+    totals: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def turn(self, batch: Batch) -> None:
+        """Whole periods of iterations; keeps their times."""
+        T = self.contender.period
+        n = T * -(-_STEPS_A_TURN[self.device.type] // T)
+        start = time.perf_counter()
+        marks: list[Any] = [self._mark()]
+        for _ in range(n):
+            marks += self._iteration(*batch)
+        milliseconds = self._between(marks)
+        for i in range(0, n, T):
+            self.totals.append(sum(milliseconds[4 * i : 4 * (i + T)]) / T)
+        for i in range(0, len(milliseconds), 4):
+            _, forward, backward, optimizer = milliseconds[i : i + 4]
+            self.parts.append((forward, backward, optimizer))
+        self.seconds += time.perf_counter() - start
+
+    def _iteration(self, x: Tensor, y: Tensor) -> list[Any]:
+        """One iteration; marks before forward, after it, after backward and after the step."""
+        self.model.zero_grad(set_to_none=True)
+        marks = [self._mark()]
+        cuda = self.device.type == "cuda"
+        with torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext():
+            scores = self.model(x)
+        loss = functional.cross_entropy(scores.float().flatten(0, -2), y.flatten())
+        marks.append(self._mark())
+        loss.backward()  # type: ignore[no-untyped-call]
+        marks.append(self._mark())
+        self.built.step()
+        marks.append(self._mark())
+        return marks
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, marks: Sequence[Any]) -> list[float]:
+        pairs = pairwise(marks)
+        if self.device.type != "cuda":
+            return [1e3 * (b - a) for a, b in pairs]
+        torch.cuda.synchronize(self.device)
+        return [a.elapsed_time(b) for a, b in pairs]
+
+    def part(self, index: int) -> float:
+        """A part's milliseconds: median over the periods of its mean in one."""
+        T = self.contender.period
+        values = [part[index] for part in self.parts]
+        return median(sum(values[i : i + T]) / T for i in range(0, len(values), T))
+
+
+def measure_iterations(
+    contenders: Sequence[Contender],
+    model: str,
+    *,
+    batch: int,
+    device: torch.device,
+    turns: int,
+    seconds: float,
+    say: Say = lambda message: None,
+) -> IterationRecord:
+    """Time training iterations; the first contender is the reference of the ratios."""
+    torch.manual_seed(0)
+    synthetic = build_model(model, "--iteration")
+    synthetic.model.train()
+    rows: dict[str, IterationRow] = {}
+    trainers: list[_Trainer] = []
+    for contender in contenders:
+        say(contender.name)
+        try:
+            trainers.append(_enter(contender, synthetic.model, synthetic.draw(batch, device)))
+        except Exception as error:  # whatever goes wrong in one of them, the others are measured
+            rows[contender.name] = _failed(contender, error)
+            release(device)
+    say("taking turns")
+    for turn in range(turns):
+        drawn = synthetic.draw(batch, device)
+        for trainer in trainers:
+            name = trainer.contender.name
+            if name in rows or (trainer.seconds > seconds and turn >= _FEWEST_TURNS):
+                continue
+            try:
+                trainer.turn(drawn)
+            except Exception as error:
+                rows[name] = _failed(trainer.contender, error)
+    rows |= {t.contender.name: _row(t) for t in trainers if t.contender.name not in rows}
+    first = rows[contenders[0].name].ms
+    return IterationRecord(
+        model=model,
+        count=sum(p.numel() for p in synthetic.model.parameters()),
+        batch=batch,
+        autocast="bfloat16" if device.type == "cuda" else "off",
+        reference=contenders[0].name,
+        settings={"turns": turns, "seconds": seconds},
+        environment=environment(device),
+        rows=[
+            replace(row, ratio=row.ms.median / first.median) if row.ms and first else row
+            for row in (rows[c.name] for c in contenders)
+        ],
+    )
+
+
+def _enter(contender: Contender, model: nn.Module, batch: Batch) -> _Trainer:
+    """A trainer, warmed up: compilation and the choice of convolutions are over."""
+    device = batch[0].device
+    own = copy.deepcopy(model).to(device)
+    built = contender.build([p for p in own.parameters() if p.requires_grad])
+    trainer = _Trainer(contender, own, built, device)
+    trainer.turn(batch)
+    if device.type == "cuda":
+        others = torch.cuda.memory_allocated(device) - _held(trainer)
+        torch.cuda.reset_peak_memory_stats(device)
+        trainer.turn(batch)
+        trainer.peak = int(torch.cuda.max_memory_allocated(device)) - others
+    trainer.parts, trainer.totals, trainer.seconds = [], [], 0.0
+    return trainer
+
+
+def _held(trainer: _Trainer) -> int:
+    parameters = trainer.built.parameters
+    own = sum(
+        t.numel() * t.element_size() for p in parameters for t in (p, p.grad) if t is not None
+    )
+    return own + state_bytes(trainer.built.optimizers, parameters)
+
+
+def _row(trainer: _Trainer) -> IterationRow:
+    contender = trainer.contender
+    return IterationRow(
+        name=contender.name,
+        family=contender.family,
+        period=contender.period,
+        ms=spread(trainer.totals),
+        forward_ms=trainer.part(0),
+        backward_ms=trainer.part(1),
+        optimizer_ms=trainer.part(2),
+        peak_bytes=trainer.peak,
+    )
+
+
+def _failed(contender: Contender, error: Exception) -> IterationRow:
+    return IterationRow(contender.name, contender.family, contender.period, failure=reason(error))

@@ -1,0 +1,81 @@
+"""Records as Markdown, and the page of the documentation that shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rootfree_lab.bench.record import Record, RecordError, StepRecord
+from rootfree_lab.bench.table import caption, cells, headings, number, remarks, title
+
+BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+EMPTY = "No measurement is committed yet."
+_BLOCK = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+
+
+def as_markdown(records: Sequence[Record]) -> str:
+    """A table of all sets side by side where there are several, then one for each record."""
+    if not records:
+        return EMPTY + "\n"
+    steps = [r for r in records if isinstance(r, StepRecord)]
+    parts = [_side_by_side(steps)] if len(steps) > 1 else []
+    return "\n".join([*parts, *map(_one, records)])
+
+
+def fill(page: Path, records: Sequence[Record]) -> str:
+    """The page's text, with the records between its marks."""
+    text = page.read_text(encoding="utf-8")
+    if len(_BLOCK.findall(text)) != 1:
+        raise RecordError(f"{page} must have one block between {BEGIN!r} and {END!r}")
+    return _BLOCK.sub(lambda _: f"{BEGIN}\n\n{as_markdown(records)}\n{END}", text)
+
+
+def _one(record: Record) -> str:
+    lines = [
+        f"**{title(record)}**",
+        "",
+        *_rows(headings(record), cells(record)),
+        "",
+        caption(record),
+    ]
+    lines += ["", *[f"- {remark}" for remark in remarks(record)]] if remarks(record) else []
+    return "\n".join(lines) + "\n"
+
+
+def _side_by_side(records: Sequence[StepRecord]) -> str:
+    """Milliseconds a step and, in brackets, state bytes a parameter."""
+    columns = [{row.name: row for row in record.rows} for record in records]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    body = []
+    for name in names:
+        row = [name]
+        for column in columns:
+            found = column.get(name)
+            if found is None or found.ms is None or found.state_bytes_per_parameter is None:
+                row.append(number(None))
+            else:
+                held = f"{found.state_bytes_per_parameter:.1f}"
+                row.append(f"{number(found.ms.median)} ({held})")
+        body.append(tuple(row))
+    head = ("ms a step (state bytes a parameter)", *[_column(r, records) for r in records])
+    return "\n".join([*_rows(head, body), ""])
+
+
+def _column(record: StepRecord, records: Sequence[StepRecord]) -> str:
+    """The set's name, with its dtype or device where only that tells it from another."""
+    name = record.parameters
+    same = [r for r in records if r.parameters == name]
+    if len({r.dtype for r in same}) > 1:
+        name += f", {record.dtype}"
+    if len({r.environment.device for r in records}) > 1:
+        name += f", {record.environment.device}"
+    return name
+
+
+def _rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    def line(texts: Sequence[str]) -> str:
+        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+    rule = "|---|" + "---:|" * (len(head) - 1)
+    return [line(head), rule, *map(line, body)]

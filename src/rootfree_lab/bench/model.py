@@ -1,0 +1,94 @@
+"""A model by name, timm's or the laboratory's, with random inputs of the shape that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rootfree_lab import models
+from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.torchvision_shim import make_importable
+
+Batch = tuple[Tensor, Tensor]
+
+CONTEXT = 256  # tokens of a sequence
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What a model of the laboratory asks of a data set."""
+
+    kind: str
+    classes: int
+    shape: tuple[int, ...]
+
+
+#: the data that the laboratory's models are built for here, tried in this order
+_DATA = (
+    _Data("images", classes=10, shape=(3, 32, 32)),
+    _Data("tabular", classes=10, shape=(64,)),
+    _Data("text", classes=256, shape=()),
+)
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """A model, and a maker of batches for it."""
+
+    model: nn.Module
+    draw: Callable[[int, torch.device], Batch]
+
+
+def build_model(name: str, option: str) -> Synthetic:
+    """The model of this name: timm's with its own input size, else the laboratory's.
+
+    `option` is the command-line option that messages name.
+    """
+    in_timm = _timm(name)
+    if in_timm is not None:
+        shape, classes = in_timm.default_cfg["input_size"], in_timm.num_classes
+        return Synthetic(in_timm, _examples(shape, classes))
+    if name not in models.names():
+        raise unknown_name(f"{option}: the model (of timm or)", name, models.names())
+    for data in _DATA:
+        try:
+            model = models.build(name, data)
+        except ConfigError as error:
+            if "is for data of the kind" in str(error):
+                continue
+            raise
+        if data.kind == "text":
+            return Synthetic(model, _sequences(data.classes))
+        return Synthetic(model, _examples(data.shape, data.classes))
+    raise ConfigError(f"{option}: the model {name!r} needs a graph, which cannot be made up")
+
+
+def _timm(name: str) -> Any:
+    try:
+        make_importable()
+        import timm
+    except ModuleNotFoundError:
+        return None
+    if not timm.is_model(name):
+        return None
+    return timm.create_model(name, pretrained=False)
+
+
+def _examples(shape: tuple[int, ...], classes: int) -> Callable[[int, torch.device], Batch]:
+    def draw(n: int, device: torch.device) -> Batch:
+        x = torch.randn(n, *shape, device=device)
+        return x, torch.randint(classes, (n,), device=device)
+
+    return draw
+
+
+def _sequences(vocabulary: int) -> Callable[[int, torch.device], Batch]:
+    def draw(n: int, device: torch.device) -> Batch:
+        tokens = torch.randint(vocabulary, (n, CONTEXT + 1), device=device)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    return draw

@@ -1,0 +1,204 @@
+"""Everything that one run of the benchmark found, and its JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import torch
+
+import rootfree
+from rootfree_lab.bench.ceilings import Ceilings
+from rootfree_lab.bench.timing import Spread
+
+_PACKAGES = ("triton", "sirfshampoo", "singd", "pytorch_optimizer", "heavyball", "timm")
+
+
+class RecordError(ValueError):
+    """A file that is not a record of the benchmark."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and when."""
+
+    device: str
+    threads: int
+    date: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One contender; of one that failed there is the reason, and nothing else."""
+
+    name: str
+    family: str
+    period: int
+    failure: str | None = None
+    note: str | None = None
+    ms: Spread | None = None  # a step, amortised over the period
+    ratio: float | None = None  # to the reference beside it
+    refresh_ms: float | None = None
+    plain_ms: float | None = None
+    device_ms: float | None = None  # with the host ahead
+    state_bytes_per_parameter: float | None = None
+    temporary_bytes: int | None = None
+    bytes_moved: float | None = None  # a step has to, amortised
+    flops: float | None = None
+    terabytes_per_second: float | None = None
+    teraflops_per_second: float | None = None
+    matmul_dtype: str | None = None
+    floor_ms: float | None = None
+    times_floor: float | None = None
+
+
+@dataclass(frozen=True)
+class IterationRow:
+    """One contender in whole training iterations: milliseconds."""
+
+    name: str
+    family: str
+    period: int
+    failure: str | None = None
+    ms: Spread | None = None  # a whole iteration
+    ratio: float | None = None
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    optimizer_ms: float | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Steps of several optimizers on one set of parameters."""
+
+    parameters: str  # name of the set or model
+    count: int
+    tensors: int
+    dtype: str
+    reference: str
+    arrangement: str
+    settings: dict[str, Any]
+    environment: Environment
+    ceilings: Ceilings
+    rows: list[StepRow]
+
+
+@dataclass(frozen=True)
+class IterationRecord:
+    """Training iterations of one model with several optimizers."""
+
+    model: str
+    count: int
+    batch: int
+    autocast: str
+    reference: str
+    settings: dict[str, Any]
+    environment: Environment
+    rows: list[IterationRow]
+
+
+Record = StepRecord | IterationRecord
+_KINDS: dict[str, type[Record]] = {
+    "rootfree bench steps 1": StepRecord,
+    "rootfree bench iterations 1": IterationRecord,
+}
+
+
+def environment(device: torch.device) -> Environment:
+    """Of this process, now."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    versions["rootfree"] = rootfree.__version__
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return Environment(
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        threads=torch.get_num_threads(),
+        date=datetime.now(timezone.utc).date().isoformat(),
+        versions=versions,
+    )
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def to_json(record: Record) -> str:
+    """The record as text."""
+    (kind,) = [name for name, cls in _KINDS.items() if isinstance(record, cls)]
+    content = {"format": kind, **asdict(record)}
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def from_json(text: str, source: str = "the text") -> Record:
+    """What `to_json` wrote; anything else is an error that names the place."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"{source} is not JSON: {error}") from error
+    kind = content.pop("format", None) if isinstance(content, dict) else None
+    if kind not in _KINDS:
+        raise RecordError(f"{source} is no record of rootfree bench: its format is {kind!r}")
+    record: Record = _read(_KINDS[kind], content, source)
+    return record
+
+
+def write(record: Record, path: Path) -> None:
+    """Into a file."""
+    path.write_text(to_json(record), encoding="utf-8")
+
+
+def read(path: Path) -> Record:
+    """From a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} cannot be read: {error}") from error
+    return from_json(text, str(path))
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """A value of a type of this file: dataclasses, lists of them, dicts, and plain values."""
+    if get_origin(kind) is UnionType:
+        (inner,) = [k for k in get_args(kind) if k is not type(None)]
+        return None if value is None else _read(inner, value, where)
+    if get_origin(kind) is list:
+        if not isinstance(value, list):
+            raise RecordError(f"{where} must be a list, got {value!r}")
+        (inner,) = get_args(kind)
+        return [_read(inner, entry, f"{where}[{i}]") for i, entry in enumerate(value)]
+    if get_origin(kind) is dict:
+        if not isinstance(value, dict):
+            raise RecordError(f"{where} must be an object, got {value!r}")
+        return value
+    if kind in (str, int, float):
+        allowed = (int, float) if kind is float else kind
+        if not isinstance(value, allowed) or isinstance(value, bool):
+            raise RecordError(f"{where} must be of type {kind.__name__}, got {value!r}")
+        return kind(value)
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{where} must be an object, got {value!r}")
+    hints, names = get_type_hints(kind), [field.name for field in fields(kind)]
+    if list(value) != names:
+        odd = sorted(set(value) ^ set(names)) or "another order"
+        raise RecordError(f"{where} does not have the fields of {kind.__name__}: {odd}")
+    return kind(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in names})
