@@ -15,6 +15,7 @@ from torch._compile import _disable_dynamo
 
 from rootfree.blocks import Tile
 from rootfree.buckets import Bucket, Slot
+from rootfree.curvature import BlockCurvature, Curvature
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.precision import add_momentum, parameter_state, working_dtype
 from rootfree.rounding import widened
@@ -31,8 +32,10 @@ class BlockOptimizer(RootFreeOptimizer):
     #: buckets by group; made when first needed, so that copies and unpickled optimizers have none
     _layouts: Mapping[int, list[Bucket]] = {}
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        super().__init__(params, {**defaults, "step": 0})
+    def __init__(
+        self, params: Any, defaults: dict[str, Any], *, curvature: Curvature | None = None
+    ) -> None:
+        super().__init__(params, {**defaults, "step": 0}, curvature=curvature)
 
     # -- what a method defines ---------------------------------------------------------------
 
@@ -53,8 +56,12 @@ class BlockOptimizer(RootFreeOptimizer):
         state: dict[str, Tensor],
         G: Tensor,
         refresh: bool,
+        H: BlockCurvature | None,
     ) -> Tensor:
-        """Direction U of a stack of gradients; on refresh the state is updated first, in place."""
+        """Direction U of a stack of gradients; on refresh the state is updated first, in place.
+
+        H None: the curvature is B·ggᵀ.
+        """
         raise NotImplementedError
 
     def _gradient_dtype(self, p: Tensor, group: Group) -> torch.dtype:
@@ -71,8 +78,12 @@ class BlockOptimizer(RootFreeOptimizer):
         fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
         return {**state, **parameter_state(p, group, fill, salt=len(self.state))}
 
+    def _shape_of(self, p: Tensor) -> tuple[int, ...]:
+        """The shape of what is preconditioned with `p`: its own, or [W b] of a joint pair."""
+        return tuple(p.shape) if self._curvature is None else self._curvature.shape_of(p)
+
     def _slots_of(self, p: Tensor, group: Group) -> list[tuple[str, Tile, tuple[Structure, ...]]]:
-        if p.numel() == 0:
+        if p.numel() == 0 or (self._curvature is not None and self._curvature.is_joint_bias(p)):
             return []
         return [
             (f"block{i}.", tile, structures)
@@ -84,7 +95,10 @@ class BlockOptimizer(RootFreeOptimizer):
         for _, tile, structures in self._slots_of(p, group):
             factors = " x ".join(f"{s.name} {s.d}" for s in structures)
             parts.append(f"{tile.blocks} of {factors}" if tile.blocks > 1 else factors)
-        return "; ".join(parts) or "none"
+        if self._curvature is not None and self._curvature.is_joint_bias(p):
+            return "with its weight"
+        joint = self._curvature is not None and self._curvature.is_joint_weight(p)
+        return "; ".join(parts) + (" (with its bias)" if joint else "") or "none"
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
@@ -117,6 +131,9 @@ class BlockOptimizer(RootFreeOptimizer):
             bucket.adopt(self.state)
         return self._layouts[id(group)]
 
+    def _refreshes(self, group: Group) -> bool:
+        return schedule(group["update_every"])(group["step"])
+
     def _follow_device(self, ps: list[Tensor]) -> None:
         super()._follow_device(ps)
         self._layouts = {}  # a bucket is on one device
@@ -126,22 +143,31 @@ class BlockOptimizer(RootFreeOptimizer):
     @_disable_dynamo
     def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
         gradients = dict(zip(ps, gs, strict=True))
+        source = self._curvature
+        if source is not None:
+            gradients = source.joined(gradients)
         # Directions are parameter-shaped and contiguous, whatever the parameter's own layout.
         dtype = working_dtype(ps[0])
-        directions = {p: torch.empty(p.shape, dtype=dtype, device=p.device) for p in ps}
-        refresh = schedule(group["update_every"])(group["step"])
+        directions = {
+            p: torch.empty(self._shape_of(p), dtype=dtype, device=p.device) for p in gradients
+        }
+        refresh = self._refreshes(group)
         for bucket in self._buckets(group):
             if not any(slot.p in gradients for slot in bucket.slots):
                 continue
             G = bucket.gather(gradients, dtype=self._gradient_dtype(ps[0], group))
             # Members without a gradient are left out, their state untouched.
             state = bucket.state_of(gradients)
-            bucket.scatter_(
-                directions, self._direction(group, bucket.structures, state, G, refresh)
-            )
+            H = None
+            if source is not None and refresh:
+                tiles = [(slot.p, slot.tile) for slot in bucket.slots if slot.p in gradients]
+                H = source.blocks(tiles, G, B=group["batch_size"])
+            U = self._direction(group, bucket.structures, state, G, refresh, H)
+            bucket.scatter_(directions, U)
             if refresh:
                 bucket.write_back_(gradients, state)
-        self._descend(group, ps, [directions[p] for p in ps])
+        us = [directions[p] for p in ps] if source is None else source.parted(directions, ps)
+        self._descend(group, ps, us)
 
     def _descend(self, group: Group, ps: list[Tensor], us: list[Tensor]) -> None:
         if group["momentum"] > 0 and not self._states(ps, "momentum"):

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rootfree.checkpoint import StateMismatchError, match_state_dict
+from rootfree.curvature import Curvature, CurvatureSource
 from rootfree.gradients import check_gradient, work_lists
 from rootfree.options import Check, positive_integer
 
@@ -49,7 +50,13 @@ class RootFreeOptimizer(Optimizer):
     #: set by `rootfree.track_batch_size`: asked for B after the closure, told when B starts anew
     _batch_counter: Any = None
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+    _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
+
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], *, curvature: Curvature | None = None
+    ) -> None:
+        if curvature is not None:
+            self._curvature = CurvatureSource(curvature)
         # The method's name travels in the checkpoint, so that another method's is refused.
         super().__init__(params, {**defaults, "method": type(self).__name__})
 
@@ -62,6 +69,9 @@ class RootFreeOptimizer(Optimizer):
     def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
         """Update parameters of one device and dtype, given their gradients."""
         raise NotImplementedError
+
+    def _refreshes(self, group: Group) -> bool:
+        return True  # whether the coming step updates the preconditioners of this group
 
     def _describe(self, p: Tensor, group: Group) -> str:
         """What preconditioner `p` got, for `summary()`."""
@@ -83,6 +93,8 @@ class RootFreeOptimizer(Optimizer):
         group = {**self.defaults, **param_group}
         group["params"] = _as_list(param_group["params"])
         self._check_parameters(group["params"])
+        if self._curvature is not None:
+            self._curvature.check_group(group["params"])
         self._check_option_names(param_group)
         return {**group, **self._checked_options(group)}
 
@@ -159,15 +171,21 @@ class RootFreeOptimizer(Optimizer):
         for _, ps in work:
             for p in ps:
                 check_gradient(p)
+        if self._curvature is not None:
+            self._curvature.check([each for each in work if self._refreshes(each[0])])
         if self._batch_counter is not None:
             self._count_batch()
         if any(group["batch_size"] is None for group, _ in work):
             raise RuntimeError(_BATCH_SIZE_MISSING)
+        if self._curvature is not None:
+            self._curvature.ask()
         for group, ps in work:
-            if next(iter(self.state[ps[0]].values())).device != ps[0].device:
+            if next(iter(self.state[ps[0]].values()), ps[0]).device != ps[0].device:
                 self._follow_device(ps)
             self._update(group, ps, [p.grad for p in ps if p.grad is not None])
         self._end_step()
+        if self._curvature is not None:
+            self._curvature.done()
         return loss
 
     def _end_step(self) -> None:
@@ -193,6 +211,11 @@ class RootFreeOptimizer(Optimizer):
         super().zero_grad(set_to_none)
         if self._batch_counter is not None:
             self._batch_counter.reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy without its curvature would be another method.
+        kept = {} if self._curvature is None else {"_curvature": self._curvature}
+        return {**super().__getstate__(), **kept}
 
     # -- checkpoints -------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class Curvature(Protocol):
     gradient, all before anything is changed, and ``used`` at its end; other steps call nothing.
 
     Example:
-        >>> import rootfree
+        >>> import torch, rootfree
         >>> class SquaredGradients:
         ...     def joint(self):
         ...         return ()
@@ -41,6 +41,12 @@ class Curvature(Protocol):
         ...         pass
         >>> isinstance(SquaredGradients(), rootfree.Curvature)
         True
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = rootfree.RFRMSprop(
+        ...     model.parameters(), batch_size=1, curvature=SquaredGradients()
+        ... )
+        >>> model(torch.randn(4)).sum().backward()
+        >>> optimizer.step()
     """
 
     def joint(self) -> Sequence[tuple[Tensor, Tensor]]:
