@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from recorders.networks import labels, normal, relative, seeded
 from torch import Tensor, nn
 
+from recorders.networks import labels, normal, relative, seeded
 from rootfree.recorders import KFACRecorder
 
 N, CLASSES = 6, 3

@@ -12,6 +12,7 @@ from torch._compile import _disable_dynamo
 from torch.autograd.graph import get_gradient_edge
 
 from rootfree.curvature import KroneckerCurvature, ParameterCurvature
+from rootfree.options import positive_integer
 from rootfree.recorders.kfac_factors import (
     Call,
     LayerSums,
@@ -103,8 +104,8 @@ class KFACRecorder(Recorder):
         self._layers = find_layers(model)
         self.fisher = fisher
         self.sharing = sharing
-        self.samples = samples
-        self.max_dense = max_dense
+        self.samples = positive_integer("samples", samples)
+        self.max_dense = positive_integer("max_dense", max_dense)
         self._joint = joint
         super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
         self._draws = Draws(seed, self._ranks)
@@ -159,19 +160,22 @@ class KFACRecorder(Recorder):
         layer = call.layer
         with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
             G = gradient_sum(
-                layer, grad.detach(), sharing=self.sharing, dense=layer.o <= self.max_dense
+                layer,
+                grad.detach(),
+                call.inputs.counted,
+                sharing=self.sharing,
+                dense=layer.o <= self.max_dense,
             )
             if not isinstance(factor, float):
                 G /= factor**2
             sums = self._sums.get(id(layer.weight))
             if sums is None:
-                assert call.inputs is not None
                 self._sums[id(layer.weight)] = LayerSums(call.inputs, G)
             else:
                 sums.G += G
-                if call.inputs is not None:
+                if not call.added:
                     sums.inputs.add_(call.inputs)
-            call.inputs = None
+            call.added = True
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         if self.fisher == "empirical":

@@ -26,6 +26,7 @@ class InputSums:
     A: Tensor
     a: Tensor
     rows: Tensor | float
+    counted: Tensor | None = None  # (n, t), of one call: rows that are no padding; None: all
 
     def add_(self, other: InputSums) -> None:
         self.A += other.A
@@ -34,13 +35,16 @@ class InputSums:
 
     def mean(self, *, bias: bool) -> Tensor:
         """E[a aᵀ]; with `bias`, of the inputs with a one appended, the input of the bias."""
-        A = self.A / self.rows
+        rows = self.rows
+        # A layer that got empty batches only has H = 0, not 0/0.
+        rows = rows.clamp(min=1) if isinstance(rows, Tensor) else max(rows, 1)
+        A = self.A / rows
         if not bias:
             return A
         one = A.new_ones(1)
         if A.dim() == 1:
             return torch.cat([A, one])
-        mean = self.a / self.rows
+        mean = self.a / rows
         top = torch.cat([A, mean[:, None]], dim=1)
         return torch.cat([top, torch.cat([mean, one])[None]])
 
@@ -58,8 +62,9 @@ class Call:
     """One forward pass of a layer, until its gradient comes by."""
 
     layer: Layer
-    inputs: InputSums | None  # None once counted: several backward passes see the same inputs
+    inputs: InputSums
     edge: GradientEdge | None = None
+    added: bool = False  # several backward passes may see the same inputs
 
 
 def input_sums(layer: Layer, x: Tensor, *, sharing: Sharing, dense: bool) -> InputSums:
@@ -83,9 +88,13 @@ def input_sums(layer: Layer, x: Tensor, *, sharing: Sharing, dense: bool) -> Inp
     return InputSums(A, a, rows)
 
 
-def gradient_sum(layer: Layer, grad: Tensor, *, sharing: Sharing, dense: bool) -> Tensor:
+def gradient_sum(
+    layer: Layer, grad: Tensor, counted: Tensor | None, *, sharing: Sharing, dense: bool
+) -> Tensor:
     """Σ g gᵀ over the rows of output gradients (g, o, o), or its diagonal (g, o)."""
     Y = layer.outputs(grad)
+    if counted is not None:
+        Y = Y * counted[:, :, None, None]
     if sharing == "reduce":
         Y = Y.sum(1, keepdim=True, dtype=wide_dtype(grad.dtype))
     Y = Y.reshape(-1, layer.groups, layer.o)
@@ -113,7 +122,7 @@ def _index_sums(layer: EmbeddingLayer, x: Tensor, *, sharing: Sharing) -> InputS
         rows = n
     A = torch.zeros(layer.i, dtype=wide, device=x.device)
     A.scatter_add_(0, index.reshape(-1), weight.reshape(-1))
-    return InputSums(A, A.new_zeros(0), rows)
+    return InputSums(A, A.new_zeros(0), rows, counted)
 
 
 def zero_sums(layer: Layer, *, device: torch.device, max_dense: int) -> LayerSums:

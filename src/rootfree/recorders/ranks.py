@@ -46,3 +46,17 @@ class Ranks:
         counts = torch.tensor([int(flag) for flag in flags], device=device)
         self.sum_([counts])
         return [count > 0 for count in counts.tolist()]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, which may have different numbers of them."""
+        if self.size == 1:
+            return rows
+        lengths = [torch.zeros((), dtype=torch.int64, device=rows.device) for _ in range(self.size)]
+        mine = torch.tensor(len(rows), device=rows.device)
+        torch.distributed.all_gather(lengths, mine, group=self._process_group)
+        counts = [int(length) for length in lengths]
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        torch.distributed.all_gather(parts, padded, group=self._process_group)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
