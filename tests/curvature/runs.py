@@ -57,7 +57,7 @@ BALANCED: dict[str, Options] = {
 
 
 class PieceOfSizeOneError(Exception):
-    """A block with an axis of size one beside others: the oracles squeeze it, the library does not."""
+    """A block has an axis of size one beside others: the oracles squeeze it, the library not."""
 
 
 def block_indices(optimizer: Any, p: torch.Tensor) -> Iterator[Array]:
@@ -84,9 +84,9 @@ def difference(
     scale: float = 1.0,
     skew: float = 1.0,
 ) -> float:
-    """Largest relative difference of the parameter over all steps; `skew` multiplies the oracle's H.
+    """Largest relative difference of the parameter over all steps.
 
-    Every block has its own oracle, with the restriction of H to it.
+    Every block has its own oracle, with the restriction of H to it; `skew` multiplies its H.
     """
     make, make_oracle = ALL_METHODS[method]
     rng = np.random.default_rng(seed)

@@ -25,7 +25,8 @@ class IFShampooOracle(CurvatureOracle):
 
     `structures`: one name or callable for all axes, or a list with one per (squeezed) axis.
     `init_scale`: K_n starts at that times I; "gradient": at (tr H/D)^{-1/(2N)}·I, which is
-    (B mean(G²))^{-1/(2N)}·I without other curvature, from the first H that is not zero. `initial` (dense K_n) overrides it.
+    (B mean(G²))^{-1/(2N)}·I without other curvature, from the first H that is not zero.
+    `initial` (dense K_n) overrides it.
     `factor_norm` None: no normalisation. `norms` holds ‖m_n‖ of the latest refresh, so that a
     test can tell which branch of the max it saw.
     """
