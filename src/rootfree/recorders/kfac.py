@@ -101,13 +101,13 @@ class KFACRecorder(Recorder):
             raise ValueError(f'sharing must be "expand" or "reduce", got {sharing!r}')
         if fisher != "empirical" and loss is None:
             raise ValueError(f'fisher="{fisher}" needs to know the loss: give loss="cross_entropy"')
+        super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
         self._layers = find_layers(model)
         self.fisher = fisher
         self.sharing = sharing
         self.samples = positive_integer("samples", samples)
         self.max_dense = positive_integer("max_dense", max_dense)
         self._joint = joint
-        super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
         self._draws = Draws(seed, self._ranks)
         self._biases = {
             id(layer.bias): layer for layer in self._layers.values() if layer.bias is not None

@@ -95,13 +95,13 @@ class PerExampleFisherRecorder(Recorder):
         scaler: Any = None,
         process_group: Any = "world",
     ) -> None:
+        super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
         self._layers = find_layers(model)
         self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in model.modules():
             for name, p in module.named_parameters(recurse=False):
                 self._owners.setdefault(id(p), []).append((module, name))
         self._strangers: set[nn.Module] = set()
-        super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
 
     # -- recording ---------------------------------------------------------------------------
 
