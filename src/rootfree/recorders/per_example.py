@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rootfree.batch_size import first_length
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
 from rootfree.recorders import example_gradients
+from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.layers import find_layers
 from rootfree.recorders.recorder import Recorder
 
@@ -85,6 +86,7 @@ class PerExampleFisherRecorder(Recorder):
     """
 
     _calls: dict[nn.Module, list[_Call]]
+    _seen: set[nn.Module] | None  # on any rank; None: this process alone
     _n: int | None  # examples in the model's input
 
     def __init__(
@@ -166,18 +168,20 @@ class PerExampleFisherRecorder(Recorder):
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """Vᵢ = √B times the gradient by `p` that comes through example i: H = Σ Vᵢ Vᵢᵀ."""
         owners = self._owners.get(id(p), [])
-        if not owners or any(
-            module in self._strangers or module not in self._calls for module, _ in owners
-        ):
+        if not owners or not all(self._has(module) for module, _ in owners):
             return None
         self._check_batch_size(batch_size)
         self._check_examples(batch_size)
         return PerExampleGradients(partial(self._gradients, owners, batch_size))
 
+    def _has(self, module: nn.Module) -> bool:
+        seen = module in (self._calls if self._seen is None else self._seen)
+        return seen and module not in self._strangers
+
     def _gradients(self, owners: list[tuple[nn.Module, str]], batch_size: int) -> Tensor:
         parts: dict[int, Tensor] = {}
         for module, name in owners:
-            for call in self._calls[module]:
+            for call in self._calls.get(module, []):
                 if call.x._version != call.version:
                     raise RuntimeError(
                         f"the input of a {type(module).__name__} was changed in place between "
@@ -185,8 +189,11 @@ class PerExampleFisherRecorder(Recorder):
                     )
                 V = self._of_call(module, name, call)
                 parts[call.backward] = parts[call.backward] + V if call.backward in parts else V
+        module, name = owners[0]
+        p = module.get_parameter(name)
+        none = torch.zeros(0, *p.shape, dtype=wide_dtype(p.dtype), device=p.device)
         # Rows are of the differentiated loss, an average over all ranks: B Σ g gᵀ.
-        V = torch.cat(list(parts.values())) * (batch_size**0.5 / self._ranks.size)
+        V = torch.cat([none, *parts.values()]) * (batch_size**0.5 / self._ranks.size)
         return self._ranks.gather(V)
 
     def _of_call(self, module: nn.Module, name: str, call: _Call) -> Tensor:
@@ -213,12 +220,22 @@ class PerExampleFisherRecorder(Recorder):
         return bool(self._calls)
 
     def _reduce(self) -> None:
-        pass  # examples are gathered when they are asked for
+        """Examples are gathered when they are asked for; here ranks agree on what there is."""
+        if self._ranks.size == 1:
+            return
+        modules = list(dict.fromkeys(m for owners in self._owners.values() for m, _ in owners))
+        device = next(self.model.parameters()).device
+        flags = [m in self._calls for m in modules] + [m in self._strangers for m in modules]
+        anywhere = self._ranks.any(flags, device)
+        seen, strange = anywhere[: len(modules)], anywhere[len(modules) :]
+        self._seen = {m for m, flag in zip(modules, seen, strict=True) if flag}
+        self._strangers |= {m for m, flag in zip(modules, strange, strict=True) if flag}
 
     def _drop(self) -> None:
         super()._drop()
         self._context = object()
         self._calls = {}
+        self._seen = None
         self._n = None
 
     # -- what a person sees ------------------------------------------------------------------
