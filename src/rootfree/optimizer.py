@@ -172,7 +172,7 @@ class RootFreeOptimizer(Optimizer):
             for p in ps:
                 check_gradient(p)
         if self._curvature is not None:
-            self._curvature.check([each for each in work if self._refreshes(each[0])])
+            self._curvature.check(work, self._refreshes)
         if self._batch_counter is not None:
             self._count_batch()
         if any(group["batch_size"] is None for group, _ in work):

@@ -8,7 +8,7 @@ way out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,10 +121,10 @@ class CurvatureSource:
     # -- a step ------------------------------------------------------------------------------
 
     @_disable_dynamo
-    def check(self, work: Work) -> None:
-        """Let the curvature refuse a step that refreshes the parameters of `work`."""
-        self._work = work
-        params = [p for _, ps in work for p in ps]
+    def check(self, work: Work, refreshes: Callable[[dict[str, Any]], bool]) -> None:
+        """Let the curvature refuse a step that refreshes some of `work`, groups with parameters."""
+        self._work = [(group, ps) for group, ps in work if refreshes(group)]
+        params = [p for _, ps in self._work for p in ps]
         if params:
             self._curvature.check(params)
 
