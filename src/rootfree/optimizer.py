@@ -180,7 +180,7 @@ class RootFreeOptimizer(Optimizer):
         if self._curvature is not None:
             self._curvature.ask()
         for group, ps in work:
-            if next(iter(self.state[ps[0]].values()), ps[0]).device != ps[0].device:
+            if next((t for p in ps for t in self.state[p].values()), ps[0]).device != ps[0].device:
                 self._follow_device(ps)
             self._update(group, ps, [p.grad for p in ps if p.grad is not None])
         self._end_step()

@@ -58,6 +58,35 @@ def test_half_precision_follows_fp32(kind, dtype):
         assert (a - b).norm() / b.norm() < 0.01
 
 
+def test_ill_conditioned_factors_keep_the_preconditioner_positive_definite():
+    """KᵀUK in bf16 would have eigenvalues near -1 at a condition number of 10⁴."""
+    d = 32
+    Q = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(0)))[0]
+    U = Q @ torch.logspace(0, -4, d).diag() @ Q.mT
+    results = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        p, given = nn.Parameter(torch.zeros(d, d)), Given()
+        optimizer = rootfree.IFShampoo(
+            [p],
+            batch_size=1,
+            curvature=given,
+            precond_lr=0.5,
+            update_every=1,
+            damping=0.0,
+            matmul_dtype=dtype,
+        )
+        p.grad = torch.ones(d, d)
+        given.answers = {p: rootfree.KroneckerCurvature((U, U), (d, d))}
+        for _ in range(60):
+            optimizer.step()
+        K = optimizer.state[p]["block0.factor0"][0]
+        results.append(K @ K.mT)
+    exact, *halves = results
+    assert torch.linalg.cond(exact) > 1e3  # it has gone most of the way to U⁻¹
+    for half in halves:
+        assert (half - exact).norm() / exact.norm() < 0.05
+
+
 # fp16 ends at 6·10⁴, its squares at 2.5·10²; bf16 and fp32 at 3·10³⁸
 @pytest.mark.parametrize("scale", [1e-7, 1e-4, 1e3, 1e6])
 @pytest.mark.parametrize(("kind", "dtype"), list(itertools.product(KINDS, [None, *HALVES])))

@@ -35,7 +35,7 @@ class GradientOuterProduct:
 
     def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
         """For every axis n: B/D₋ₙ·G₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]G₍ₙ₎ᵀ, dense (b, d_n, d_n)."""
-        return [self.B * term for term in _contracted(self.G, inverses)]
+        return _contracted(self.G, inverses, weight=self.B)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class OuterProducts:
 
     def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
         """For every axis n: 1/D₋ₙ·Σᵢ Vᵢ₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]Vᵢ₍ₙ₎ᵀ, dense (b, d_n, d_n)."""
-        return _contracted(self._scaled_V(), inverses)
+        return _contracted(self._scaled_V(), inverses, weight=1)
 
     def dense(self) -> Tensor:
         """H of blocks with one axis, (b, d, d)."""
@@ -111,8 +111,8 @@ def _in_frame(
     ]
 
 
-def _contracted(V: Tensor, inverses: Sequence[Tensor]) -> list[Tensor]:
-    """1/D₋ₙ·V₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]V₍ₙ₎ᵀ of V (b, d_1..d_N) or, summed over i, (b, d_1..d_N, r)."""
+def _contracted(V: Tensor, inverses: Sequence[Tensor], *, weight: int) -> list[Tensor]:
+    """weight/D₋ₙ·V₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]V₍ₙ₎ᵀ of V (b, d_1..d_N) or, summed over i, (b, d_1..d_N, r)."""
     sizes = [S_inv.shape[-1] for S_inv in inverses]
     terms = []
     for n in range(len(sizes)):
@@ -121,5 +121,5 @@ def _contracted(V: Tensor, inverses: Sequence[Tensor]) -> list[Tensor]:
             if j != n:
                 X = multiply_axis(X, j, partial(torch.matmul, S_inv))
         gram = matricise(V, n) @ matricise(X, n).mT
-        terms.append(gram * (sizes[n] / math.prod(sizes)))
+        terms.append(gram * (weight * sizes[n] / math.prod(sizes)))
     return terms
