@@ -167,6 +167,17 @@ def test_answers_of_the_wrong_form_are_refused(method, wrong):
     assert identical(snapshot(optimizer), before)
 
 
+def test_sharded_parameters_need_sharded_curvature():
+    p, given = nn.Parameter(torch.ones(3)), Given()
+    p.full_tensor = lambda: p  # what tells a DTensor
+    optimizer = rootfree.RFRMSprop([p], batch_size=1, curvature=given)
+    p.grad = torch.ones(3)
+    given.answers = {p: rootfree.DiagonalCurvature(torch.ones(3))}
+    with pytest.raises(TypeError, match="sharded"):
+        optimizer.step()
+    assert (p == 1).all()
+
+
 def test_forms_check_themselves():
     with pytest.raises(ValueError, match="2 factors for 1 axes"):
         rootfree.KroneckerCurvature((torch.eye(2), torch.eye(3)), (6,))

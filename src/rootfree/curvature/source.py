@@ -192,5 +192,7 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
     for t in tensors:
         if not torch.is_floating_point(t):
             raise TypeError(f"{what} must be of a real floating-point dtype, got {t.dtype}")
+        if hasattr(t, "full_tensor") != hasattr(p, "full_tensor"):
+            raise TypeError(f"{what} must be sharded (a DTensor) if and only if the parameter is")
         if t.device != p.device:
             raise ValueError(f"{what} must be on {p.device}, got {t.device}")
