@@ -62,6 +62,48 @@ def test_per_example_gradients_are_those_of_the_terms() -> None:
     assert "outer product" not in recorder.summary()
 
 
+class Moody(nn.Module):
+    """Looks at values to decide what to do, which torch.func cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * (x if x.sum() > 0 else -x)
+
+
+class Positions(nn.Module):
+    """Rows of a table that are added to every example: no example axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 3)
+        self.shift = nn.Parameter(torch.zeros(3))
+        self.head = nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x + self.table(torch.arange(4)) + self.shift).tanh().mean(1))
+
+
+def test_where_there_are_no_per_example_gradients_the_default_is_used() -> None:
+    model, x = seeded(lambda: nn.Sequential(nn.Linear(2, 3), Moody())), normal(N, 2)
+    recorder = PerExampleFisherRecorder(model)
+    for _ in range(2):
+        with recorder:
+            model(x).square().mean().backward()
+        assert recorder.of(model[1].scale, batch_size=N) is None
+        assert recorder.of(model[0].weight, batch_size=N) is not None
+    assert "gradient outer product (no per-example gradients of Moody)" in recorder.summary()
+    model = seeded(Positions)
+    recorder = PerExampleFisherRecorder(model)
+    with recorder:
+        model(normal(N, 4, 3)).square().mean().backward()
+    known = {n for n, p in model.named_parameters() if recorder.of(p, batch_size=N) is not None}
+    assert known == {"head.weight", "head.bias"}
+    assert recorder.summary().count("gradient outer product") == 2
+
+
 def test_summed_loss_gives_the_sum() -> None:
     model, x, y = make_case()
     recorder = PerExampleFisherRecorder(model)

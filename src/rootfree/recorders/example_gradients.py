@@ -52,10 +52,11 @@ def of_batch_norm(module: _BatchNorm, name: str, x: Tensor, grad: Tensor) -> Ten
 def of_module(module: nn.Module, name: str, x: Tensor, grad: Tensor) -> Tensor:
     """V of a parameter of any module that treats examples independently, by `torch.func`."""
     p = module.get_parameter(name)
+    bare = _WithoutHooks(module)
 
     def one(x: Tensor, grad: Tensor) -> Tensor:
         def forward(p: Tensor) -> Tensor:
-            y: Tensor = functional_call(module, {name: p}, (x.unsqueeze(0),))
+            y: Tensor = functional_call(bare, {f"module.{name}": p}, (x.unsqueeze(0),))
             return y.squeeze(0)
 
         pull_back = vjp(forward, p.detach())[1]
@@ -64,3 +65,15 @@ def of_module(module: nn.Module, name: str, x: Tensor, grad: Tensor) -> Tensor:
 
     V: Tensor = vmap(one)(x.to(p.dtype), grad.to(p.dtype))
     return V.to(wide_dtype(V.dtype))
+
+
+class _WithoutHooks(nn.Module):
+    """Computes what the module does, unseen by the hooks on it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.module.forward(x)
+        return y

@@ -103,7 +103,8 @@ class PerExampleFisherRecorder(Recorder):
         for module in model.modules():
             for name, p in module.named_parameters(recurse=False):
                 self._owners.setdefault(id(p), []).append((module, name))
-        self._strangers: set[nn.Module] = set()
+        self._strangers: set[nn.Module] = set()  # modules that turned out to be unsuitable
+        self._tried: set[nn.Module] = set()
 
     # -- recording ---------------------------------------------------------------------------
 
@@ -157,7 +158,20 @@ class PerExampleFisherRecorder(Recorder):
             grad = grad.detach()
             if self.scaler is not None:
                 grad = grad / self._scale_of(grad)
-            self._calls.setdefault(module, []).append(_Call(which, x, version, grad))
+            call = _Call(which, x, version, grad)
+            if module not in self._tried:
+                self._try(module, call)
+            self._calls.setdefault(module, []).append(call)
+
+    def _try(self, module: nn.Module, call: _Call) -> None:
+        """Whether `torch.func` can treat the module is found out once, with one example."""
+        self._tried.add(module)
+        one = _Call(call.backward, call.x[:1], call.version, call.grad[:1])
+        try:
+            for name, _ in module.named_parameters(recurse=False):
+                self._of_call(module, name, one)
+        except (RuntimeError, NotImplementedError, ValueError):
+            self._strangers.add(module)
 
     def _knows(self, module: nn.Module) -> bool:
         # What has recorded modules inside is not a function of its own parameters alone.
