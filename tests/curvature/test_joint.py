@@ -96,6 +96,21 @@ def test_a_missing_gradient_counts_as_zero_and_its_parameter_stays(method, missi
         assert torch.equal(p, before[name]) == (missing in (name, "both"))
 
 
+@pytest.mark.parametrize("method", ["IFShampoo", "RFFullAdagrad", "RFRMSprop"])
+def test_a_layer_without_inputs(method):
+    layer = nn.Linear(0, 3).double()
+    given = Given(joint=[(layer.weight, layer.bias)])
+    options = BALANCED[method]
+    optimizer = ALL_METHODS[method][0](layer.parameters(), curvature=given, **options)
+    alone = parameter(layer.bias.detach())
+    other = ALL_METHODS[method][0]([alone], **options)
+    layer(torch.ones(2, 0).double()).sum().backward()
+    alone.grad = layer.bias.grad
+    optimizer.step()
+    other.step()
+    torch.testing.assert_close(layer.bias, alone)
+
+
 def test_a_pair_must_be_in_one_group():
     weight, bias = joint_pair()
     given = Given(joint=[(weight, bias)])

@@ -27,6 +27,7 @@ class Curvature(Protocol):
 
     A step that refreshes the preconditioner calls ``check``, then ``of`` for each parameter with a
     gradient, all before anything is changed, and ``used`` at its end; other steps call nothing.
+    They are called under ``torch.no_grad()``.
 
     Example:
         >>> import torch, rootfree

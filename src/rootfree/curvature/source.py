@@ -43,6 +43,8 @@ class CurvatureSource:
                     f"a joint pair must be a weight (outputs, ...) and a bias (outputs,), got "
                     f"shapes {tuple(weight.shape)} and {tuple(bias.shape)}"
                 )
+            if weight.numel() == 0:
+                continue  # no inputs: the bias is on its own
             if weight in self._bias_of or bias in self._weight_of:
                 raise ValueError("a parameter is in two joint pairs; it may be in one")
             self._bias_of[weight], self._weight_of[bias] = bias, weight
