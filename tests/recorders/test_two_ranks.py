@@ -63,6 +63,19 @@ def test_ranks_record_what_one_process_does(name: str, ranks: list[dict[str, Any
     assert_equal(ranks[0][name], curvatures(recorder, model, batch_size=2 * HALF))
 
 
+@pytest.mark.parametrize(
+    ("name", "weight"), [("MonteCarloFisherRecorder", 0.5**0.5), ("HutchinsonDiagonal", 0.5)]
+)
+def test_draws_of_the_ranks_differ_and_add_up(
+    name: str, weight: float, ranks: list[dict[str, Any]]
+) -> None:
+    """Sampled gradients are sums over examples divided by √B; Hessians of averages are averaged."""
+    alone = [rank[f"{name} alone"] for rank in ranks]
+    assert not torch.allclose(*alone)
+    for rank in ranks:
+        torch.testing.assert_close(rank[f"{name} world"], weight * (alone[0] + alone[1]))
+
+
 def test_ranks_train_as_one_process_does(ranks: list[dict[str, Any]]) -> None:
     model = seeded(Network)
     recorder = KFACRecorder(model)

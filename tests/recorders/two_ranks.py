@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rootfree
 from recorders.every_recorder import RECORDERS, curvatures
 from recorders.networks import labels, normal, seeded
-from rootfree.recorders import KFACRecorder
+from rootfree.recorders import HutchinsonDiagonal, KFACRecorder, MonteCarloFisherRecorder
 
 HALF, CLASSES = 4, 3
 
@@ -53,6 +53,18 @@ def main(rank: int, address: str, path: str) -> None:
             z = model(x, rank == 0)
             recorder.backward(nn.functional.cross_entropy(z, y), z)
         results[name] = curvatures(recorder, inner, batch_size=2 * HALF)
+    # The draws of rank r are those of a process alone with the seed r.
+    for kind, options in ((MonteCarloFisherRecorder, {"loss": "mse"}), (HutchinsonDiagonal, {})):
+        for where, seed, group in (("world", 0, "world"), ("alone", rank, None)):
+            inner = seeded(Network)
+            recorder = kind(inner, seed=seed, process_group=group, **options)
+            with recorder:
+                z = inner(x, True)
+                recorder.backward(z.square().mean(), z)
+            recorder.check(list(inner.parameters()))
+            B = z.numel() * (2 if group else 1)
+            H = recorder.of(inner.head.weight, batch_size=B)
+            results[f"{kind.__name__} {where}"] = H.V if hasattr(H, "V") else H.h
     inner = seeded(Network)
     model = DistributedDataParallel(inner)
     recorder = KFACRecorder(inner)
