@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from rootfree.curvature import Curvature
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.options import BASIC_OPTIONS, Real
 from rootfree.rmsprop import rf_state, rf_update_
@@ -53,10 +54,12 @@ class RFAdagrad(RootFreeOptimizer):
         damping: float = 1e-4,  # λ
         weight_decay: float = 0.0,  # κ
         state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
         fused: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name in _OPTIONS}
-        super().__init__(params, defaults, fused=fused)
+        super().__init__(params, defaults, curvature=curvature, fused=fused, capturable=capturable)
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         return rf_state(p, group, salt=len(self.state))

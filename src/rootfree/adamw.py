@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from rootfree.curvature import Curvature
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.options import BASIC_OPTIONS
 from rootfree.precision import in_working_dtype, parameter_state, working_dtype
 from rootfree.rounding import widened
 from rootfree.rules.diagonal import (
+    accumulate_,
     accumulate_squares_,
     average_,
     decoupled_decay_,
@@ -40,7 +42,8 @@ class RFAdamW(RootFreeOptimizer):
         damping: λ, added to the curvature.
         weight_decay: κ, decoupled: multiplied by the step size and the parameter only.
         state_dtype: dtype of s and m, as in :class:`rootfree.RFRMSprop`.
-        fused: as in :class:`rootfree.RFRMSprop`.
+        curvature: where H comes from, as in :class:`rootfree.RFRMSprop`.
+        fused, capturable: as in :class:`rootfree.RFRMSprop`.
 
     The defaults were chosen like those of :class:`rootfree.RFRMSprop`, on the same two problems:
     37.8 % test error on the CNN and validation loss 1.61 on the transformer, where AdamW at the
@@ -68,10 +71,12 @@ class RFAdamW(RootFreeOptimizer):
         damping: float = 1e-3,  # λ
         weight_decay: float = 0.0,  # κ
         state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
         fused: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name in _OPTIONS}
-        super().__init__(params, defaults, fused=fused)
+        super().__init__(params, defaults, curvature=curvature, fused=fused, capturable=capturable)
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         return parameter_state(
@@ -100,9 +105,15 @@ class RFAdamW(RootFreeOptimizer):
         with widened(self._states(ps, "momentum"), dtype, counters) as ms:
             # m <- b₁ m + (1 - b₁) g
             average_(ms, gs, alpha=b1)
+        B, source = group["batch_size"], self._curvature
+        hs = None if source is None else source.diagonals(ps, gs, B=B)
         with widened(self._states(ps, "preconditioner"), dtype, counters) as ss:
-            # s <- b₂ s + (1 - b₂) B g²   (s = B v)
-            accumulate_squares_(ss, gs, beta2=1 - b2, B=group["batch_size"], gamma=1.0)
+            if hs is None:
+                # s <- b₂ s + (1 - b₂) B g²   (s = B v)
+                accumulate_squares_(ss, gs, beta2=1 - b2, B=B, gamma=1.0)
+            else:
+                # s <- b₂ s + (1 - b₂) diag(H)
+                accumulate_(ss, hs, beta2=1 - b2, gamma=1.0)
         # p <- (1 - β₁κ) p - β₁ m/(s + λ)
         decoupled_decay_(ps, lr=group["lr"], kappa=group["weight_decay"])
         preconditioned_descent_(ps, ms, ss, lr=group["lr"], lam=group["damping"])

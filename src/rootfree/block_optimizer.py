@@ -7,7 +7,7 @@ gradients of the stack into a direction; momentum, decay and the step are the sa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from torch._compile import _disable_dynamo
 
 from rootfree.blocks import Tile
 from rootfree.buckets import Bucket, Slot
-from rootfree.kernels.blocks import FusedBlocks
+from rootfree.curvature import BlockCurvature, Curvature
+from rootfree.kernels.blocks import FusedBlocks, Stack
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.precision import add_momentum, parameter_state, working_dtype
 from rootfree.rounding import widened
@@ -32,10 +33,27 @@ class BlockOptimizer(RootFreeOptimizer):
     #: buckets by group; made when first needed, so that copies and unpickled optimizers have none
     _layouts: Mapping[int, list[Bucket]] = {}
 
+    #: stacks for the kernels by list of parameters
+    _known_stacks: Mapping[int, tuple[Any, ...]] = {}
+
     _kernel_name = "blocks"
 
-    def __init__(self, params: Any, defaults: dict[str, Any], *, fused: bool | None = None) -> None:
-        super().__init__(params, {**defaults, "step": 0}, fused=fused)
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        curvature: Curvature | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {**defaults, "step": 0},
+            curvature=curvature,
+            fused=fused,
+            capturable=capturable,
+        )
 
     # -- what a method defines ---------------------------------------------------------------
 
@@ -56,8 +74,12 @@ class BlockOptimizer(RootFreeOptimizer):
         state: dict[str, Tensor],
         G: Tensor,
         refresh: bool,
+        H: BlockCurvature | None,
     ) -> Tensor:
-        """Direction U of a stack of gradients; on refresh the state is updated first, in place."""
+        """Direction U of a stack of gradients; on refresh the state is updated first, in place.
+
+        H None: the curvature is B·ggᵀ.
+        """
         raise NotImplementedError
 
     def _direction_(
@@ -70,7 +92,7 @@ class BlockOptimizer(RootFreeOptimizer):
         refresh: bool,
     ) -> None:
         """G <- its direction; `squares` (b, n) are partial sums of G², there on refresh."""
-        G.copy_(self._direction(group, structures, state, G, refresh))
+        G.copy_(self._direction(group, structures, state, G, refresh, None))
 
     def _gradient_dtype(
         self, p: Tensor, structures: tuple[Structure, ...], group: Group
@@ -88,8 +110,12 @@ class BlockOptimizer(RootFreeOptimizer):
         fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
         return {**state, **parameter_state(p, group, fill, salt=len(self.state))}
 
+    def _shape_of(self, p: Tensor) -> tuple[int, ...]:
+        """The shape of what is preconditioned with `p`: its own, or [W b] of a joint pair."""
+        return tuple(p.shape) if self._curvature is None else self._curvature.shape_of(p)
+
     def _slots_of(self, p: Tensor, group: Group) -> list[tuple[str, Tile, tuple[Structure, ...]]]:
-        if p.numel() == 0:
+        if p.numel() == 0 or (self._curvature is not None and self._curvature.is_joint_bias(p)):
             return []
         return [
             (f"block{i}.", tile, structures)
@@ -101,7 +127,10 @@ class BlockOptimizer(RootFreeOptimizer):
         for _, tile, structures in self._slots_of(p, group):
             factors = " x ".join(f"{s.name} {s.d}" for s in structures)
             parts.append(f"{tile.blocks} of {factors}" if tile.blocks > 1 else factors)
-        return "; ".join(parts) or "none"
+        if self._curvature is not None and self._curvature.is_joint_bias(p):
+            return "with its weight"
+        joint = self._curvature is not None and self._curvature.is_joint_weight(p)
+        return "; ".join(parts) + (" (with its bias)" if joint else "") or "none"
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
@@ -134,6 +163,14 @@ class BlockOptimizer(RootFreeOptimizer):
             bucket.adopt(self.state)
         return self._layouts[id(group)]
 
+    def _refreshes(self, group: Group) -> bool:
+        return schedule(group["update_every"])(group["step"])
+
+    @property
+    def refreshes_next(self) -> bool:
+        """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
+        return any(self._refreshes(group) for group in self.param_groups)
+
     def _follow_device(self, ps: list[Tensor]) -> None:
         super()._follow_device(ps)
         self._layouts = {}  # a bucket is on one device
@@ -144,13 +181,19 @@ class BlockOptimizer(RootFreeOptimizer):
     def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
         kernel = self._kernel_for(ps[0])
         if kernel and group["update_rms"] is None and ps[0].dtype != torch.float64:
-            self._update_fused(kernel, group, ps, gs)
+            with torch.cuda.device_of(ps[0]):
+                self._update_fused(kernel, group, ps, gs)
             return
         gradients = dict(zip(ps, gs, strict=True))
+        source = self._curvature
+        if source is not None:
+            gradients = source.joined(gradients)
         # Directions are parameter-shaped and contiguous, whatever the parameter's own layout.
         dtype = working_dtype(ps[0])
-        directions = {p: torch.empty(p.shape, dtype=dtype, device=p.device) for p in ps}
-        refresh = schedule(group["update_every"])(group["step"])
+        directions = {
+            p: torch.empty(self._shape_of(p), dtype=dtype, device=p.device) for p in gradients
+        }
+        refresh = self._refreshes(group)
         for bucket in self._buckets(group):
             if not any(slot.p in gradients for slot in bucket.slots):
                 continue
@@ -158,12 +201,16 @@ class BlockOptimizer(RootFreeOptimizer):
             G = bucket.gather(gradients, dtype=dtype)
             # Members without a gradient are left out, their state untouched.
             state = bucket.state_of(gradients)
-            bucket.scatter_(
-                directions, self._direction(group, bucket.structures, state, G, refresh)
-            )
+            H = None
+            if source is not None and refresh:
+                tiles = [(slot.p, slot.tile) for slot in bucket.slots if slot.p in gradients]
+                H = source.blocks(tiles, G, B=group["batch_size"])
+            U = self._direction(group, bucket.structures, state, G, refresh, H)
+            bucket.scatter_(directions, U)
             if refresh:
                 bucket.write_back_(gradients, state)
-        self._descend(group, ps, [directions[p] for p in ps])
+        us = [directions[p] for p in ps] if source is None else source.parted(directions, ps)
+        self._descend(group, ps, us)
 
     def _update_fused(
         self, kernel: FusedBlocks, group: Group, ps: list[Tensor], gs: list[Tensor]
@@ -171,23 +218,16 @@ class BlockOptimizer(RootFreeOptimizer):
         """The same with kernels: directions are written over the gathered gradients."""
         if group["momentum"] > 0 and not self._states(ps, "momentum"):
             add_momentum(group, self.state)
-        refresh = schedule(group["update_every"])(group["step"])
-        gradients = dict(zip(ps, gs, strict=True))
-        stacks: dict[torch.dtype, list[Bucket]] = {}
-        for bucket in self._buckets(group):
-            if any(slot.p in gradients for slot in bucket.slots):
-                dtype = self._gradient_dtype(ps[0], bucket.structures, group)
-                stacks.setdefault(dtype, []).append(bucket)
-        for dtype, buckets in stacks.items():
-            members = {slot.p for bucket in buckets for slot in bucket.slots}
-            mine = [p for p in ps if p in members]
-            stack = kernel.stack(mine, buckets, dtype)
-            kernel.gather_(stack, [gradients[p] for p in mine], dtype=dtype, squares=refresh)
+        refresh = self._refreshes(group)
+        buckets = self._buckets(group)
+        for dtype, stack, where in self._stacks(kernel, group, ps, buckets):
+            mine = stack.ps
+            kernel.gather_(stack, [gs[i] for i in where], dtype=dtype, squares=refresh)
             for bucket, G, squares in stack.parts():
-                state = bucket.state_of(gradients)
+                state = bucket.state_of(stack.members)
                 self._direction_(group, bucket.structures, state, G, squares, refresh)
                 if refresh:
-                    bucket.write_back_(gradients, state)
+                    bucket.write_back_(stack.members, state)
             kernel.descend_(
                 stack,
                 mine,
@@ -198,6 +238,27 @@ class BlockOptimizer(RootFreeOptimizer):
                 kappa=group["weight_decay"],
                 cap=group["max_update_rms"],
             )
+
+    def _stacks(
+        self, kernel: FusedBlocks, group: Group, ps: list[Tensor], buckets: list[Bucket]
+    ) -> list[tuple[torch.dtype, Stack, list[int]]]:
+        """Stacks of one dtype each, with the positions of their parameters in ps."""
+        known = self._known_stacks.get(id(ps))
+        if known is not None and known[0] is ps and known[1] is buckets:
+            return cast("list[tuple[torch.dtype, Stack, list[int]]]", known[2])
+        present = set(ps)
+        by_dtype: dict[torch.dtype, list[Bucket]] = {}
+        for bucket in buckets:
+            if any(slot.p in present for slot in bucket.slots):
+                dtype = self._gradient_dtype(ps[0], bucket.structures, group)
+                by_dtype.setdefault(dtype, []).append(bucket)
+        stacks = []
+        for dtype, chosen in by_dtype.items():
+            members = {slot.p for bucket in chosen for slot in bucket.slots}
+            where = [i for i, p in enumerate(ps) if p in members]
+            stacks.append((dtype, kernel.stack([ps[i] for i in where], chosen), where))
+        self._known_stacks = {**self._known_stacks, id(ps): (ps, buckets, stacks)}
+        return stacks
 
     def _descend(self, group: Group, ps: list[Tensor], us: list[Tensor]) -> None:
         if group["momentum"] > 0 and not self._states(ps, "momentum"):

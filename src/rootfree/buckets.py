@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,17 +37,15 @@ class Bucket:
     slots: list[Slot] = field(default_factory=list)
     slabs: dict[str, Tensor] = field(default_factory=dict)
     _views: list[dict[str, Tensor]] = field(default_factory=list)
+    #: (state[p], key, view) of everything adopted
+    _held: list[tuple[dict[str, Tensor], str, Tensor]] = field(default_factory=list)
 
     def adopt(self, state: State) -> None:
         """Stack what the parameters hold, and give them views of the stack, unless they have them.
 
         A state tensor that somebody replaced (a copy, a move, a checkpoint) is taken up here.
         """
-        if self._views and all(
-            state[slot.p].get(slot.prefix + name) is view
-            for slot, views in zip(self.slots, self._views, strict=True)
-            for name, view in views.items()
-        ):
+        if self._held and all(row.get(key) is view for row, key, view in self._held):
             return
         first = self.slots[0]
         names = [key[len(first.prefix) :] for key in state[first.p] if key.startswith(first.prefix)]
@@ -58,6 +57,11 @@ class Bucket:
                 self.slots, self._views, slab.split([len(t) for t in held]), strict=True
             ):
                 views[name] = state[slot.p][slot.prefix + name] = view
+        self._held = [
+            (state[slot.p], slot.prefix + name, view)
+            for slot, views in zip(self.slots, self._views, strict=True)
+            for name, view in views.items()
+        ]
 
     def gather(self, tensors: Mapping[Tensor, Tensor], *, dtype: torch.dtype) -> Tensor:
         """Blocks of the parameter-shaped tensors that are there: (b, d_1..d_N) in slot order."""
@@ -75,7 +79,7 @@ class Bucket:
         for slot, part in zip(present, _split(stack, present), strict=True):
             slot.tile.grid(tensors[slot.p]).copy_(slot.tile.stacked_grid(part))
 
-    def state_of(self, tensors: Mapping[Tensor, Tensor]) -> dict[str, Tensor]:
+    def state_of(self, tensors: Mapping[Tensor, Any]) -> dict[str, Tensor]:
         """The slabs; where some parameters are not in `tensors`, copies of the others' rows."""
         if all(slot.p in tensors for slot in self.slots):
             return self.slabs
@@ -84,7 +88,7 @@ class Bucket:
         ]
         return {name: torch.cat([views[name] for views in present]) for name in self.slabs}
 
-    def write_back_(self, tensors: Mapping[Tensor, Tensor], state: Mapping[str, Tensor]) -> None:
+    def write_back_(self, tensors: Mapping[Tensor, Any], state: Mapping[str, Tensor]) -> None:
         """Put what `state_of` gave back into the slabs, if it was a copy."""
         if state is self.slabs:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.block_optimizer import BlockOptimizer
 from rootfree.blocks import Tile, tiles_of
+from rootfree.curvature import BlockCurvature, Curvature
 from rootfree.factor_options import BLOCK_OPTIONS, INVERSE_FREE_OPTIONS
 from rootfree.inverse_free import direction, factor_state, gradient_dtype
 from rootfree.optimizer import Group
@@ -23,10 +25,15 @@ Structures = tuple[Structure, ...]
 Tiles = list[tuple[Tile, Structures]]
 
 
-def _flat_tiles(p: Tensor, group: Group) -> Tiles:
+def _flat_tiles(shape: tuple[int, ...], group: Group) -> Tiles:
     """The parameter as one vector, cut to the block size."""
-    tiles = tiles_of((p.numel(),), (group["block_size"],))
+    tiles = tiles_of((math.prod(shape),), (group["block_size"],))
     return [(tile, (Dense(tile.sizes[0]),)) for tile in tiles]
+
+
+def _dense(H: BlockCurvature | None, g: Tensor, *, B: int) -> Tensor:
+    """H (b, d, d), a new tensor; B·ggᵀ where none is given."""
+    return B * g.unsqueeze(2) * g.unsqueeze(1) if H is None else H.dense().to(g.dtype)
 
 
 class RFFullAdagrad(BlockOptimizer):
@@ -34,13 +41,13 @@ class RFFullAdagrad(BlockOptimizer):
 
     .. code-block:: text
 
-        S <- (1 - β₂γ)S + β₂(B·ggᵀ + λI);   U = S⁻¹g;   m <- α₁ m + U + κ p;   p <- p - β₁ m
+        S <- (1 - β₂γ)S + β₂(H + λI), H = B·ggᵀ;   U = S⁻¹g;   m <- α₁ m + U + κ p;   p <- p - β₁ m
 
-    The inverse is exact: by the rank-one formula on S⁻¹, in O(d²), when damping is 0, and by
-    Cholesky, in O(d³), otherwise. A parameter with d elements has a d×d preconditioner: for convex
-    problems and small models; ``block_size`` cuts longer parameters into blocks of that many
-    elements. The arguments are those of :class:`rootfree.RFShampoo`; ``precond_lr`` may be any
-    non-negative number when γ = 0.
+    The inverse is exact: by the rank-one formula on S⁻¹, in O(d²), when damping is 0 (and H the
+    default), and by Cholesky, in O(d³), otherwise. A parameter with d elements has a d×d
+    preconditioner: for convex problems and small models; ``block_size`` cuts longer parameters into
+    blocks of that many elements. The arguments are those of :class:`rootfree.RFShampoo`;
+    ``precond_lr`` may be any non-negative number when γ = 0.
 
     The defaults suit convex problems; they were not tuned on networks.
 
@@ -71,9 +78,13 @@ class RFFullAdagrad(BlockOptimizer):
         update_rms: float | None = None,
         max_update_rms: float | None = None,
         state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
+        fused: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         given = locals()
-        super().__init__(params, {name: given[name] for name in self.options})
+        options = {name: given[name] for name in self.options}
+        super().__init__(params, options, curvature=curvature, fused=fused, capturable=capturable)
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
         values = super()._checked_options(group)
@@ -85,14 +96,15 @@ class RFFullAdagrad(BlockOptimizer):
         return values
 
     def _tiles(self, p: Tensor, group: Group) -> Tiles:
-        return _flat_tiles(p, group)
+        return _flat_tiles(self._shape_of(p), group)
 
     def _block_state(
         self, p: Tensor, tile: Tile, structures: Structures, group: Group
     ) -> dict[str, Tensor]:
         (dense,) = structures
-        # With damping S is kept beside its inverse; without, the inverse is all there is.
-        names = ("inverse", "factor") if group["damping"] > 0 else ("inverse",)
+        # S is kept beside its inverse, unless the inverse can be updated alone: by rank one.
+        rank_one = group["damping"] == 0 and self._curvature is None
+        names = ("inverse",) if rank_one else ("inverse", "factor")
         return {
             name: dense.identity(tile.blocks, dtype=working_dtype(p), device=p.device)
             for name in names
@@ -105,14 +117,15 @@ class RFFullAdagrad(BlockOptimizer):
         state: dict[str, Tensor],
         G: Tensor,
         refresh: bool,
+        H: BlockCurvature | None,
     ) -> Tensor:
         S_inv, B = state["inverse"], group["batch_size"]
         G = G.to(S_inv.dtype)  # the model may have been cast since
         beta2, gamma = group["precond_lr"], group["gamma"]
         if refresh and "factor" in state:
-            # S <- (1-β₂γ)S + β₂(B·ggᵀ + λI)
+            # S <- (1-β₂γ)S + β₂(H + λI)
             S = state["factor"].mul_(1 - beta2 * gamma)
-            S.add_(G.unsqueeze(2) * G.unsqueeze(1), alpha=beta2 * B)
+            S.add_(_dense(H, G, B=B), alpha=beta2)
             structures[0].add_to_diagonal_(S, beta2 * group["damping"])
             S_inv.copy_(inverse(S))
         elif refresh:
@@ -139,8 +152,8 @@ class IFFullAdagrad(BlockOptimizer):
     Args:
         form: "factor" or "covariance".
         factor_norm: what bounds the step of the preconditioner. In the covariance form any value
-            but None divides β₂ by max(1, ½(B·gᵀS⁻¹g + λ tr S⁻¹)), an upper bound of the spectral
-            norm: without it a gradient with β₂B·gᵀS⁻¹g > 2 makes S⁻¹ grow instead of shrink.
+            but None divides β₂ by max(1, ½ tr(S⁻¹H)), an upper bound of the spectral norm: without
+            it a gradient with β₂B·gᵀS⁻¹g > 2 makes S⁻¹ grow instead of shrink.
 
     The defaults suit convex problems; they were not tuned on networks.
 
@@ -180,12 +193,16 @@ class IFFullAdagrad(BlockOptimizer):
         max_update_rms: float | None = None,
         init_scale: float | str = 1.0,
         state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
+        fused: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         given = locals()
-        super().__init__(params, {name: given[name] for name in self.options})
+        options = {name: given[name] for name in self.options}
+        super().__init__(params, options, curvature=curvature, fused=fused, capturable=capturable)
 
     def _tiles(self, p: Tensor, group: Group) -> Tiles:
-        return _flat_tiles(p, group)
+        return _flat_tiles(self._shape_of(p), group)
 
     def _block_state(
         self, p: Tensor, tile: Tile, structures: Structures, group: Group
@@ -203,12 +220,13 @@ class IFFullAdagrad(BlockOptimizer):
         state: dict[str, Tensor],
         G: Tensor,
         refresh: bool,
+        H: BlockCurvature | None,
     ) -> Tensor:
         if group["form"] == "factor":
-            return direction(group, structures, state, G, refresh)
+            return direction(group, structures, state, G, refresh, H)
         G = G.to(state["inverse"].dtype)  # the model may have been cast since
         if refresh:
-            self._refresh_covariance_(group, state["inverse"], G)
+            self._refresh_covariance_(group, state["inverse"], G, H)
         return rules.apply(state["inverse"], G)
 
     def _gradient_dtype(
@@ -228,18 +246,22 @@ class IFFullAdagrad(BlockOptimizer):
                     )
         return values
 
-    def _refresh_covariance_(self, group: Group, S_inv: Tensor, g: Tensor) -> None:
+    def _refresh_covariance_(
+        self, group: Group, S_inv: Tensor, g: Tensor, given: BlockCurvature | None
+    ) -> None:
         B, lam, gamma = group["batch_size"], group["damping"], group["gamma"]
         beta2 = torch.full((len(g), 1, 1), group["precond_lr"], dtype=g.dtype, device=g.device)
+        rank_one = lam == 0 and given is None
+        if not rank_one:
+            H = _dense(given, g, B=B)
+            H.diagonal(dim1=-2, dim2=-1).add_(lam)
         if group["factor_norm"] is not None:
-            trace = S_inv.diagonal(dim1=-2, dim2=-1).sum(-1)
-            size = (B * (g * rules.apply(S_inv, g)).sum(-1) + lam * trace) / 2
-            beta2 = beta2 / size.clamp(min=1.0)[:, None, None]
-        if lam == 0:
+            # β₂ <- β₂/max(1, ½ tr(S⁻¹(H + λI)))
+            trace = B * (g * rules.apply(S_inv, g)).sum(-1) if rank_one else (S_inv * H).sum((1, 2))
+            beta2 = beta2 / (trace / 2).clamp(min=1.0)[:, None, None]
+        if rank_one:
             rules.if_covariance_rank_one_(S_inv, g, beta2=beta2, B=B, gamma=gamma)
         else:
-            H = B * g.unsqueeze(2) * g.unsqueeze(1)
-            H.diagonal(dim1=-2, dim2=-1).add_(lam)
             rules.if_covariance_(S_inv, H, beta2=beta2, gamma=gamma)
         # Rounding may leave S⁻¹ indefinite where it is very small, and from there it would blow up.
         diagonal = S_inv.diagonal(dim1=-2, dim2=-1)

@@ -2,35 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-
-def work_lists(group: dict[str, Any], elements_at_once: int | None) -> list[list[Tensor]]:
-    """The group's parameters with something to update, by device and dtype, in handy portions."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for p in group["params"]:
-        if p.grad is not None and p.numel() > 0:
-            by_kind.setdefault((p.device, p.dtype), []).append(p)
-    lists = []
-    for (device, _), ps in by_kind.items():
-        limit = elements_at_once if device.type == "cpu" else None
-        lists += [ps] if limit is None else _portions(ps, limit)
-    return lists
+Tensors = list[Tensor]
 
 
-def _portions(ps: list[Tensor], limit: int) -> list[list[Tensor]]:
+class _Known(NamedTuple):
+    params: Tensors
+    kinds: list[Any]
+    lists: list[Tensors]
+    positions: list[list[int]]
+
+
+class WorkLists:
+    """Parameters with something to update, by device and dtype, in handy portions.
+
+    The lists are remembered while the parameters and the kinds of their gradients stay the same:
+    they are the same objects then, so that others can remember things about them.
+    """
+
+    def __init__(self, elements_at_once: int | None) -> None:
+        self._elements_at_once = elements_at_once
+        self._known: dict[int, _Known] = {}
+
+    def of(self, group: dict[str, Any]) -> list[tuple[Tensors, Tensors]]:
+        """Lists of parameters of a group, with their gradients, which were found usable."""
+        params = group["params"]
+        gs = [p.grad for p in params]
+        kinds = [
+            None if g is None else (p.device, p.dtype, g.dtype, g.layout)
+            for p, g in zip(params, gs, strict=True)
+        ]
+        known = self._known.get(id(group))
+        if (
+            known is None
+            or known.kinds != kinds
+            or not all(map(is_, known.params, params))
+            or torch.compiler.is_compiling()
+        ):
+            known = self._sorted(params, kinds)
+            if not torch.compiler.is_compiling():
+                self._known[id(group)] = known
+        return [
+            (ps, [gs[i] for i in where])
+            for ps, where in zip(known.lists, known.positions, strict=True)
+        ]
+
+    def _sorted(self, params: Tensors, kinds: list[Any]) -> _Known:
+        by_kind: dict[Any, list[int]] = {}
+        for i, (p, kind) in enumerate(zip(params, kinds, strict=True)):
+            if kind is not None and p.numel() > 0:
+                check_gradient(p)
+                by_kind.setdefault(kind[:2], []).append(i)
+        positions = []
+        for (device, _), where in by_kind.items():
+            limit = self._elements_at_once if device.type == "cpu" else None
+            positions += [where] if limit is None else _portions(params, where, limit)
+        lists = [[params[i] for i in where] for where in positions]
+        return _Known(list(params), kinds, lists, positions)
+
+
+def _portions(params: Tensors, where: list[int], limit: int) -> list[list[int]]:
     """Consecutive parameters with at most `limit` elements together (or one larger one)."""
-    portions: list[list[Tensor]] = []
+    portions: list[list[int]] = []
     room = 0
-    for p in ps:
-        if not portions or p.numel() > room:
+    for i in where:
+        if not portions or params[i].numel() > room:
             portions.append([])
             room = limit
-        portions[-1].append(p)
-        room -= p.numel()
+        portions[-1].append(i)
+        room -= params[i].numel()
     return portions
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from rootfree.blocks import Tile, per_block
-from rootfree.curvature import GradientOuterProduct
+from rootfree.curvature import BlockCurvature, GradientOuterProduct
 from rootfree.kernels import factors
 from rootfree.precision import rounding_counters, working_dtype
 from rootfree.rounding import stochastic_round_
-from rootfree.rules.if_shampoo import move_factors_, precondition, tangents
+from rootfree.rules.if_shampoo import FrameCurvature, move_factors_, precondition, tangents
 from rootfree.structures import Diagonal, Structure, frobenius_norm
 
 Group = dict[str, Any]
@@ -47,14 +47,22 @@ def factor_state(
 
 
 def direction(
-    group: Group, structures: Structures, state: dict[str, Tensor], G: Tensor, refresh: bool
+    group: Group,
+    structures: Structures,
+    state: dict[str, Tensor],
+    G: Tensor,
+    refresh: bool,
+    H: BlockCurvature | None = None,
 ) -> Tensor:
-    """U of a stack of gradients G; on refresh the factors move first.  Changes state."""
+    """U of a stack of gradients G; on refresh the factors move first.  Changes state.
+
+    H: the curvature; None: B·ggᵀ.
+    """
     half = group["matmul_dtype"] == torch.float16 and G.dtype != torch.float64
     dtype = torch.float16 if half else G.dtype
     G, size = _scaled_for(dtype, G)
     if refresh:
-        _refresh_(group, structures, state, G, size)
+        _refresh_(group, structures, state, G, size, H)
     Ks, scales = _operands(structures, state, dtype)
     U = precondition(G, Ks, structures)
     if dtype == torch.float16:
@@ -74,7 +82,7 @@ def direction_(
     """The same by kernels where they know the factors: G <- U.  Changes G and state."""
     half = group["matmul_dtype"] == torch.float16
     if half or not factors.fits(structures, state, G):
-        G.copy_(direction(group, structures, state, G, refresh))
+        G.copy_(direction(group, structures, state, G, refresh, None))
         return
     rates = factors.Rates(
         B=group["batch_size"],
@@ -87,13 +95,22 @@ def direction_(
 
 
 def _refresh_(
-    group: Group, structures: Structures, state: dict[str, Tensor], G: Tensor, size: Any
+    group: Group,
+    structures: Structures,
+    state: dict[str, Tensor],
+    G: Tensor,
+    size: Any,
+    given: BlockCurvature | None,
 ) -> None:
     wide = torch.promote_types(G.dtype, torch.float32)
     if "started" in state:
-        _start_(structures, state, G, size, B=group["batch_size"])
+        _start_(structures, state, G, size, given, B=group["batch_size"])
     Ks, scales = _operands(structures, state, G.dtype)
-    H = GradientOuterProduct(G, group["batch_size"], scale=size * math.prod(scales))
+    H: FrameCurvature
+    if given is None:
+        H = GradientOuterProduct(G, group["batch_size"], scale=size * math.prod(scales))
+    else:
+        H = given.for_operands(G.dtype, math.prod(scales))
     # h <- ½(curvature in the factors' frame + damping - γI)
     hs = tangents(Ks, scales, H, structures, lam=group["damping"], gamma=group["gamma"], wide=wide)
     for n, h in enumerate(hs):
@@ -135,16 +152,26 @@ def _norm(
 
 
 def _start_(
-    structures: Structures, state: dict[str, Tensor], G: Tensor, size: Any, *, B: int
+    structures: Structures,
+    state: dict[str, Tensor],
+    G: Tensor,
+    size: Any,
+    given: BlockCurvature | None,
+    *,
+    B: int,
 ) -> None:
-    """Kₙ <- (B·mean(G²))^{-1/(2N)}·I in blocks that meet their first gradient which is not zero."""
+    """Kₙ <- (tr H/D)^{-1/(2N)}·I in blocks that meet their first curvature which is not zero.
+
+    For H = B·ggᵀ, tr H/D is B·mean(G²).
+    """
     wide = torch.promote_types(G.dtype, torch.float32)
     largest = G.abs().flatten(1).amax(1).to(wide)
     unit = G.flatten(1).to(wide) / largest.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     rms = unit.square().mean(1).sqrt() * largest * size  # no squares of very small numbers
-    fresh = ~state["started"] & (rms > 0) & rms.isfinite()
+    root = math.sqrt(B) * rms if given is None else given.root_mean_diagonal()
+    fresh = ~state["started"] & (root > 0) & root.isfinite()
     # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
-    scale = (math.sqrt(B) * rms).clamp(min=1e-15).pow(-1 / len(structures))
+    scale = root.clamp(min=1e-15).pow(-1 / len(structures))
     for n in range(len(structures)):
         K = state[f"factor{n}"]  # still I where the block is fresh
         K.mul_(per_block(torch.where(fresh, scale, 1.0).to(K.dtype), K))

@@ -19,7 +19,8 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree import kernels
 from rootfree.checkpoint import StateMismatchError, match_state_dict
-from rootfree.gradients import check_gradient, work_lists
+from rootfree.curvature import Curvature, CurvatureSource
+from rootfree.gradients import WorkLists
 from rootfree.options import Check, positive_integer
 
 Group = dict[str, Any]
@@ -53,10 +54,26 @@ class RootFreeOptimizer(Optimizer):
     #: the method's entry in `kernels.TABLE`
     _kernel_name: ClassVar[str] = ""
 
+    #: what is remembered between steps; made when first needed, so that copies start without
+    _work_lists: WorkLists | None = None
+    _known_rows: Mapping[int, tuple[list[Tensor], list[dict[str, Tensor]]]] = {}
+
+    _capturable = False  #: whether lr is kept as a tensor on the device
+    _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
+
     def __init__(
-        self, params: ParamsT, defaults: dict[str, Any], *, fused: bool | None = None
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        *,
+        curvature: Curvature | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         self._kernels = kernels.choose(self._kernel_name, fused)
+        self._capturable = capturable
+        if curvature is not None:
+            self._curvature = CurvatureSource(curvature)
         # The method's name travels in the checkpoint, so that another method's is refused.
         super().__init__(params, {**defaults, "method": type(self).__name__})
 
@@ -74,6 +91,9 @@ class RootFreeOptimizer(Optimizer):
         """Update parameters of one device and dtype, given their gradients."""
         raise NotImplementedError
 
+    def _refreshes(self, group: Group) -> bool:
+        return True  # whether the coming step updates the preconditioners of this group
+
     def _describe(self, p: Tensor, group: Group) -> str:
         """What preconditioner `p` got, for `summary()`."""
         raise NotImplementedError
@@ -84,6 +104,10 @@ class RootFreeOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own options; a bad group changes nothing."""
         group = self._checked_group(param_group)
+        if self._capturable and not isinstance(group["lr"], Tensor):
+            first = next((p for p in group["params"]), None)
+            p = first[1] if isinstance(first, tuple) else first
+            group["lr"] = torch.tensor(group["lr"], device=None if p is None else p.device)
         super().add_param_group(group)
         for p in self.param_groups[-1]["params"]:
             self.state[p] = self._init_state(p, group)
@@ -94,6 +118,8 @@ class RootFreeOptimizer(Optimizer):
         group = {**self.defaults, **param_group}
         group["params"] = _as_list(param_group["params"])
         self._check_parameters(group["params"])
+        if self._curvature is not None:
+            self._curvature.check_group(group["params"])
         self._check_option_names(param_group)
         return {**group, **self._checked_options(group)}
 
@@ -162,35 +188,55 @@ class RootFreeOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._work_lists is None:
+            self._work_lists = WorkLists(self._elements_at_once)
         work = [
-            (group, ps)
-            for group in self.param_groups
-            for ps in work_lists(group, self._elements_at_once)
+            (group, ps, gs) for group in self.param_groups for ps, gs in self._work_lists.of(group)
         ]
-        for _, ps in work:
-            for p in ps:
-                check_gradient(p)
+        if self._curvature is not None:
+            self._curvature.check([(group, ps) for group, ps, _ in work], self._refreshes)
         if self._batch_counter is not None:
             self._count_batch()
-        if any(group["batch_size"] is None for group, _ in work):
+        if any(group["batch_size"] is None for group, _, _ in work):
             raise RuntimeError(_BATCH_SIZE_MISSING)
-        for group, ps in work:
-            if next(iter(self.state[ps[0]].values())).device != ps[0].device:
+        if self._curvature is not None:
+            self._curvature.ask()
+        for group, ps, gs in work:
+            held = next((t for row in self._rows(ps) for t in row.values()), ps[0])
+            if held.device != ps[0].device:
                 self._follow_device(ps)
-            self._update(group, ps, [p.grad for p in ps if p.grad is not None])
+            self._update(group, ps, gs)
         self._end_step()
+        if self._curvature is not None:
+            self._curvature.done()
         return loss
 
     def _end_step(self) -> None:
         """Called when all parameters are updated."""
 
     def _kernel_for(self, p: Tensor) -> Any:
-        """The kernel for the device of p; None: the rule runs (it is what gets compiled)."""
-        return None if torch.compiler.is_compiling() else self._kernels.get(p.device.type)
+        """The kernel for the device of p; None: the rule runs.
+
+        The rule is what gets compiled, and what knows other curvature than B·ggᵀ.
+        """
+        if self._curvature is not None or torch.compiler.is_compiling():
+            return None
+        return self._kernels.get(p.device.type)
 
     def _states(self, ps: list[Tensor], key: str) -> list[Tensor]:
         """One entry of the state of each parameter; empty where they have none."""
-        return [self.state[p][key] for p in ps] if key in self.state[ps[0]] else []
+        rows = self._rows(ps)
+        return [row[key] for row in rows] if key in rows[0] else []
+
+    def _rows(self, ps: list[Tensor]) -> list[dict[str, Tensor]]:
+        """`state[p]` of each parameter; looked up once for lists that live on (`WorkLists`)."""
+        if torch.compiler.is_compiling():
+            return [self.state[p] for p in ps]
+        known = self._known_rows.get(id(ps))
+        if known is None or known[0] is not ps:
+            known = (ps, [self.state[p] for p in ps])
+            self._known_rows = {**self._known_rows, id(ps): known}
+        return known[1]
 
     def _follow_device(self, ps: list[Tensor]) -> None:
         """The model was moved after the optimizer was made: its state goes along."""
@@ -208,6 +254,11 @@ class RootFreeOptimizer(Optimizer):
         super().zero_grad(set_to_none)
         if self._batch_counter is not None:
             self._batch_counter.reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy without its curvature would be another method.
+        kept = {} if self._curvature is None else {"_curvature": self._curvature}
+        return {**super().__getstate__(), **kept}
 
     # -- checkpoints -------------------------------------------------------------------------
 
@@ -235,6 +286,7 @@ class RootFreeOptimizer(Optimizer):
             for key, tensor in mine.items():
                 tensor.copy_(saved[key])
             self.state[p] = mine
+        self._known_rows = {}
         for group, saved_group, _ in pairs:
             lr = group["lr"]
             group.update(saved_group)

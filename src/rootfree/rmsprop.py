@@ -6,11 +6,16 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from rootfree.curvature import Curvature
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.options import BASIC_OPTIONS
 from rootfree.precision import add_momentum, in_working_dtype, parameter_state, working_dtype
 from rootfree.rounding import widened
-from rootfree.rules.diagonal import accumulate_squares_, preconditioned_heavy_ball_
+from rootfree.rules.diagonal import (
+    accumulate_,
+    accumulate_squares_,
+    preconditioned_heavy_ball_,
+)
 
 _OPTIONS = ("lr", "batch_size", "precond_lr", "momentum", "damping", "weight_decay", "state_dtype")
 
@@ -41,8 +46,12 @@ class RFRMSprop(RootFreeOptimizer):
         weight_decay: κ, κ·p is added to the direction after preconditioning.
         state_dtype: dtype of s and m. None: float32, for float64 parameters float64.
             ``torch.bfloat16`` halves the state and rounds it stochastically.
+        curvature: where H comes from, a :class:`rootfree.Curvature`; diag(H) takes the place of
+            B·g². It is not part of the checkpoint.
         fused: None: one fused pass over all parameters where Triton and a GPU are there, torch's
             multi-tensor functions elsewhere. True insists on the former, False on the latter.
+        capturable: keep ``lr`` as a tensor on the parameters' device, which schedulers change in
+            place, so that a step recorded in a CUDA graph (:class:`rootfree.GraphedStep`) follows.
 
     The defaults were chosen on two problems at once, as the point of a small grid (step size,
     precond_lr, damping; one seed) that is good on both: a small CNN on 10,000 CIFAR-10 images
@@ -74,10 +83,12 @@ class RFRMSprop(RootFreeOptimizer):
         damping: float = 1e-3,  # λ
         weight_decay: float = 0.0,  # κ
         state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
         fused: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name in _OPTIONS}
-        super().__init__(params, defaults, fused=fused)
+        super().__init__(params, defaults, curvature=curvature, fused=fused, capturable=capturable)
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         return rf_state(p, group, salt=len(self.state))
@@ -102,6 +113,7 @@ def rf_update_(
     if group["momentum"] > 0 and not self._states(ps, "momentum"):
         add_momentum(group, self.state)
     dtype, counters = working_dtype(ps[0]), self._states(ps, "rounding")
+    beta2, B = group["precond_lr"], group["batch_size"]
     kernel = self._kernel_for(ps[0])
     if kernel and kernel(
         ps,
@@ -110,17 +122,22 @@ def rf_update_(
         self._states(ps, "momentum"),
         counters,
         lr=group["lr"],
-        keep=1 - group["precond_lr"] * gamma,
-        gain=group["precond_lr"] * group["batch_size"],
+        keep=1 - beta2 * gamma,
+        gain=beta2 * B,
         alpha1=group["momentum"],
         lam=group["damping"],
         kappa=group["weight_decay"],
     ):
         return
     gs = in_working_dtype(ps, gs)
+    hs = None if self._curvature is None else self._curvature.diagonals(ps, gs, B=B)
     with widened(self._states(ps, "preconditioner"), dtype, counters) as ss:
-        # s <- (1 - β₂γ) s + β₂ B g²
-        accumulate_squares_(ss, gs, beta2=group["precond_lr"], B=group["batch_size"], gamma=gamma)
+        if hs is None:
+            # s <- (1 - β₂γ) s + β₂ B g²
+            accumulate_squares_(ss, gs, beta2=beta2, B=B, gamma=gamma)
+        else:
+            # s <- (1 - β₂γ) s + β₂ diag(H)
+            accumulate_(ss, hs, beta2=beta2, gamma=gamma)
     with widened(self._states(ps, "momentum"), dtype, counters) as ms:
         # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
         preconditioned_heavy_ball_(

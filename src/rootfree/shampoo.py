@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.block_optimizer import BlockOptimizer
 from rootfree.blocks import Tile
-from rootfree.curvature import GradientOuterProduct
+from rootfree.curvature import BlockCurvature, Curvature, GradientOuterProduct
 from rootfree.factor_options import (
     BLOCK_OPTIONS,
     INVERSE_FREE_OPTIONS,
@@ -72,12 +72,17 @@ class IFShampoo(BlockOptimizer):
         update_rms: None (the paper's step), or r: the direction after momentum is rescaled to RMS r
             per parameter. With 0.2, learning rate and weight decay tuned for AdamW can be kept.
         max_update_rms: cap on the direction's RMS per parameter, before momentum; None: no cap.
-        init_scale: Kₙ starts at this multiple of I; "gradient": at (B·mean(G²))^{-1/(2N)}·I, from
-            the first gradient that is not zero.
+        init_scale: Kₙ starts at this multiple of I; "gradient": at (tr H/D)^{-1/(2N)}·I, D the
+            number of elements, from the first curvature that is not zero; for the default curvature
+            that is (B·mean(G²))^{-1/(2N)}·I.
         state_dtype: dtype of the momentum, as in :class:`rootfree.RFRMSprop`.
+        curvature: where H comes from, a :class:`rootfree.Curvature` such as a recorder of KFAC
+            factors, in place of B·ggᵀ: hₙ then has the partial trace of KᵀHK. It is not part of
+            the checkpoint.
         fused: None: fused kernels where Triton and a GPU are there; True insists, False does not
             use them. They take dense factors with bf16 products, and diagonal ones of vectors;
             what else there is goes through batched torch functions.
+        capturable: as in :class:`rootfree.RFRMSprop`.
 
     With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
     init_scale=1.0, max_update_rms=None`` this is the paper's method, on every parameter. For low
@@ -126,14 +131,17 @@ class IFShampoo(BlockOptimizer):
         max_update_rms: float | None = 1.0,
         init_scale: float | str = "gradient",
         state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
         fused: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         given = locals()
-        super().__init__(params, {name: given[name] for name in self.options}, fused=fused)
+        options = {name: given[name] for name in self.options}
+        super().__init__(params, options, curvature=curvature, fused=fused, capturable=capturable)
 
     def _tiles(self, p: Tensor, group: Group) -> Tiles:
         return structured_tiles(
-            tuple(p.shape), structure=group["structure"], block_size=group["block_size"]
+            self._shape_of(p), structure=group["structure"], block_size=group["block_size"]
         )
 
     def _block_state(
@@ -162,8 +170,9 @@ class IFShampoo(BlockOptimizer):
         state: dict[str, Tensor],
         G: Tensor,
         refresh: bool,
+        H: BlockCurvature | None,
     ) -> Tensor:
-        return direction(group, structures, state, G, refresh)
+        return direction(group, structures, state, G, refresh, H)
 
 
 class RFShampoo(BlockOptimizer):
@@ -207,13 +216,18 @@ class RFShampoo(BlockOptimizer):
         update_rms: float | None = None,
         max_update_rms: float | None = 1.0,
         state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
         fused: bool | None = None,
+        capturable: bool = False,
     ) -> None:
         given = locals()
-        super().__init__(params, {name: given[name] for name in self.options}, fused=fused)
+        options = {name: given[name] for name in self.options}
+        super().__init__(params, options, curvature=curvature, fused=fused, capturable=capturable)
 
     def _tiles(self, p: Tensor, group: Group) -> Tiles:
-        return structured_tiles(tuple(p.shape), structure="dense", block_size=group["block_size"])
+        return structured_tiles(
+            self._shape_of(p), structure="dense", block_size=group["block_size"]
+        )
 
     def _block_state(
         self, p: Tensor, tile: Tile, structures: Structures, group: Group
@@ -232,6 +246,7 @@ class RFShampoo(BlockOptimizer):
         state: dict[str, Tensor],
         G: Tensor,
         refresh: bool,
+        H: BlockCurvature | None,
     ) -> Tensor:
         axes = range(len(structures))
         inverses = [state[f"inverse{n}"] for n in axes]
@@ -240,7 +255,9 @@ class RFShampoo(BlockOptimizer):
             rf_shampoo.update_factors_(
                 [state[f"factor{n}"] for n in axes],
                 inverses,
-                GradientOuterProduct(G, group["batch_size"]),
+                GradientOuterProduct(G, group["batch_size"])
+                if H is None
+                else H.for_operands(G.dtype, 1.0),
                 beta2=group["precond_lr"],
                 lam=group["damping"],
                 gamma=group["gamma"],

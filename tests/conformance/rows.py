@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import rootfree
+from conformance.curvatures import FromGradients
 
 
 @dataclass(frozen=True)
@@ -74,5 +75,18 @@ ROWS = [
             "matmul_dtype": torch.bfloat16,
             "state_dtype": torch.bfloat16,
         },
+    ),
+    *[
+        Row(
+            f"IFShampoo-{form.replace(' ', '-')}",
+            rootfree.IFShampoo,
+            {"lr": 0.006, "block_size": 24, "curvature": FromGradients(form)},
+        )
+        for form in ("outer products", "kronecker", "diagonal")
+    ],
+    Row(
+        "RFRMSprop-kronecker",
+        rootfree.RFRMSprop,
+        {"lr": 0.01, "curvature": FromGradients("kronecker")},
     ),
 ]

@@ -10,7 +10,7 @@ from oracles.momentum import Common, MomentumOracle
 
 
 class DiagonalOracle(MomentumOracle):
-    """s <- (1 - β₂γ)s + β₂ B g²;  U = g / (s + λ);  s₀ = 1 (`initial`)."""
+    """s <- (1 - β₂γ)s + β₂ diag(H), H = B g gᵀ;  U = g / (s + λ);  s₀ = 1 (`initial`)."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class DiagonalOracle(MomentumOracle):
         self.second_moment = np.array(np.broadcast_to(initial, self.param.shape), dtype=np.float64)
 
     def refresh(self, grad: Array, curvature: Array | None) -> None:
-        if curvature is not None:
-            raise ValueError("diagonal methods take the gradient only")
         for i in np.ndindex(*grad.shape):
-            old, new = self.second_moment[i], self.batch_size * grad[i] ** 2
+            k = int(np.ravel_multi_index(i, grad.shape)) if grad.size > 1 else 0
+            old = self.second_moment[i]
+            new = self.batch_size * grad[i] ** 2 if curvature is None else curvature[k, k]
             self.second_moment[i] = (1 - self.precond_lr * self.gamma) * old + self.precond_lr * new
 
     def direction(self, grad: Array) -> Array:
@@ -121,13 +121,15 @@ class RFAdamWOracle:
         self.first_moment = np.zeros_like(self.param)
         self.second_moment = np.broadcast_to(initial, self.param.shape) / batch_size
 
-    def step(self, grad: Array) -> Array:
-        """One step; returns the parameter."""
+    def step(self, grad: Array, curvature: Array | None = None) -> Array:
+        """One step; `curvature` (dense, D x D) replaces B g gᵀ. Returns the parameter."""
         beta1, beta2 = self.momentum, 1 - self.precond_lr
         p, m, v = self.param.copy(), self.first_moment.copy(), np.array(self.second_moment)
         for i in np.ndindex(*grad.shape):
             m[i] = beta1 * m[i] + (1 - beta1) * grad[i]
-            v[i] = beta2 * v[i] + (1 - beta2) * grad[i] ** 2
+            k = int(np.ravel_multi_index(i, grad.shape)) if grad.size > 1 else 0
+            new = grad[i] ** 2 if curvature is None else curvature[k, k] / self.batch_size
+            v[i] = beta2 * v[i] + (1 - beta2) * new
             p[i] = p[i] * (1 - self.lr * self.weight_decay) - self.lr * m[i] / (
                 self.batch_size * v[i] + self.damping
             )

@@ -24,8 +24,9 @@ class IFShampooOracle(CurvatureOracle):
     U   = KKᵀg with the new K
 
     `structures`: one name or callable for all axes, or a list with one per (squeezed) axis.
-    `init_scale`: K_n starts at that times I; "gradient": at (B mean(G²))^{-1/(2N)}·I, from
-    the first gradient that is not zero. `initial` (dense K_n) overrides it.
+    `init_scale`: K_n starts at that times I; "gradient": at (tr H/D)^{-1/(2N)}·I, which is
+    (B mean(G²))^{-1/(2N)}·I without other curvature, from the first H that is not zero.
+    `initial` (dense K_n) overrides it.
     `factor_norm` None: no normalisation. `norms` holds ‖m_n‖ of the latest refresh, so that a
     test can tell which branch of the max it saw.
     """
@@ -72,8 +73,9 @@ class IFShampooOracle(CurvatureOracle):
 
     def step(self, grad: Array, curvature: Array | None = None) -> Array:
         grad = np.asarray(grad, dtype=np.float64)
-        if self.waits_for_gradient and np.any(grad != 0):
-            size = self.batch_size * float(np.mean(grad**2))
+        trace = self.batch_size * np.sum(grad**2) if curvature is None else np.trace(curvature)
+        if self.waits_for_gradient and trace > 0:
+            size = float(trace) / grad.size
             self.factors = [size ** (-1 / (2 * len(self.dims))) * np.eye(d) for d in self.dims]
             self.waits_for_gradient = False
         return super().step(grad, curvature)

@@ -90,6 +90,38 @@ def test_project_factor_gram(case: Case):
 
 
 @every_case
+def test_project_congruence(case: Case):
+    K = case.K_dense
+    X = case.X_dense / case.d**0.5
+    U = (X @ X.mT - 0.5 * torch.eye(case.d, dtype=torch.float64)).to(case.dtype)  # of any sign
+    diagonal = U.diagonal(dim1=1, dim2=2)
+    for given_U, dense in ((U, U.double()), (diagonal, diagonal.double().diag_embed())):
+        packed = case.structure.project_congruence(case.K, given_U)
+        assert packed.shape == case.K.shape
+        assert packed.dtype == case.dtype
+        expected = case.oracle.projection(K.mT @ dense @ K)
+        magnitude = case.oracle.projection(K.mT.abs() @ dense.abs() @ K.abs())
+        actual = case.structure.unpack(packed)
+        assert_near(actual, expected, terms=2 * case.d, magnitude=magnitude)
+        # and the projection keeps the trace
+        trace = (K * (dense @ K)).sum((1, 2))
+        size = (K.abs() * (dense.abs() @ K.abs())).sum((1, 2))
+        actual = case.structure.trace(packed).to(case.dtype)
+        assert_near(actual, trace, terms=case.d, magnitude=size)
+
+
+@every_case
+def test_rows_and_trace(case: Case):
+    K = case.K_dense
+    rows, trace = case.structure.squared_rows(case.K), case.structure.trace(case.K)
+    assert rows.dtype == trace.dtype == case.structure.squared_norm(case.K).dtype
+    expected = K.square().sum(2)
+    assert_near(rows, expected, terms=case.d, magnitude=expected)
+    diagonal = K.diagonal(dim1=1, dim2=2)
+    assert_near(trace, diagonal.sum(1), terms=case.d, magnitude=diagonal.abs().sum(1))
+
+
+@every_case
 def test_project(case: Case):
     M = case.X_dense @ case.X_dense.mT
     M = M.to(case.dtype)
@@ -159,6 +191,10 @@ def _run_everything(case: Case, K: torch.Tensor, M: torch.Tensor, X: torch.Tenso
     s.project_factor_gram(K)
     s.project(X @ X.mT)
     s.squared_norm(K)
+    s.squared_rows(K)
+    s.trace(M)
+    s.project_congruence(K, X @ X.mT)
+    s.project_congruence(K, X[:, :, 0])
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.d in (1, 17) and c.b == 3], ids=str)
@@ -203,3 +239,5 @@ def test_any_size(kind: str, d: int, k: int, b: int):
     test_project_gram(case)
     test_project_factor_gram(case)
     test_squared_norm(case)
+    test_project_congruence(case)
+    test_rows_and_trace(case)

@@ -1,4 +1,4 @@
-"""H = B·g gᵀ, the gradient outer product of an averaged loss: the default curvature."""
+"""Outer products on a stack of blocks: B·g gᵀ, the default curvature, and sums of several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rootfree.structures import Structure
 
 # Curvature beyond this is as good as infinite: the factor's step is normalised. Without the limit
 # the squared norm of a tangent vector could leave the range of fp32.
-_LARGEST = 1e15
+LARGEST = 1e15
 
 
 @dataclass(frozen=True)
@@ -29,39 +29,97 @@ class GradientOuterProduct:
     def in_frame(
         self, Ks: Sequence[Tensor], structures: Sequence[Structure]
     ) -> list[tuple[Tensor, Tensor]]:
-        """For every axis n: Π(Ĝ₍ₙ₎Ĝ₍ₙ₎ᵀ) and its weight B/D₋ₙ; Ĝ is G with Kⱼᵀ on each axis j.
-
-        Returned as (packed gram, weight (b,)): the gram is of a Ĝ scaled to entries of at most one,
-        so that no product overflows or vanishes in half precision; the weight makes up for it.
-        """
-        Ghat = self.G
-        for n, (K, structure) in enumerate(zip(Ks, structures, strict=True)):
-            Ghat = multiply_axis(Ghat, n, partial(structure.apply_transposed, K))
-        wide = torch.promote_types(Ghat.dtype, torch.float32)
-        largest = Ghat.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(Ghat.dtype).tiny)
-        # A power of two: dividing by it is exact.
-        unit = torch.exp2(torch.ceil(torch.log2(largest)))
-        Ghat = Ghat / per_block(unit.to(Ghat.dtype), Ghat)
+        """For every axis n: Π(Ĝ₍ₙ₎Ĝ₍ₙ₎ᵀ) and its weight B/D₋ₙ; Ĝ is G with Kⱼᵀ on each axis j."""
         # B first: squares of small gradients would underflow on their own.
-        weight = (math.sqrt(self.B) * unit * self.scale).square().clamp(max=_LARGEST)
-        sizes = Ghat.shape[1:]
-        return [
-            (
-                structure.project_gram(matricise(Ghat, n)),
-                weight / (math.prod(sizes) / sizes[n]),
-            )
-            for n, structure in enumerate(structures)
-        ]
+        return _in_frame(self.G, Ks, structures, scale=math.sqrt(self.B) * self.scale)
 
     def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
         """For every axis n: B/D₋ₙ·G₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]G₍ₙ₎ᵀ, dense (b, d_n, d_n)."""
-        sizes = self.G.shape[1:]
-        terms = []
-        for n in range(len(sizes)):
-            X = self.G
-            for j, S_inv in enumerate(inverses):
-                if j != n:
-                    X = multiply_axis(X, j, partial(torch.matmul, S_inv))
-            gram = matricise(self.G, n) @ matricise(X, n).mT
-            terms.append(gram * (self.B * sizes[n] / math.prod(sizes)))
-        return terms
+        return _contracted(self.G, inverses, weight=self.B)
+
+
+@dataclass(frozen=True)
+class OuterProducts:
+    """Σᵢ vec(Vᵢ)vec(Vᵢ)ᵀ for a stack of blocks V (b, d_1..d_N, r); `scale` (b,) multiplies V."""
+
+    V: Tensor
+    scale: Tensor | float = 1.0
+
+    def in_frame(
+        self, Ks: Sequence[Tensor], structures: Sequence[Structure]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For every axis n: Π(Σᵢ V̂ᵢ₍ₙ₎V̂ᵢ₍ₙ₎ᵀ) and its weight 1/D₋ₙ; V̂ᵢ is Vᵢ with all Kⱼᵀ."""
+        return _in_frame(self.V, Ks, structures, scale=self.scale)
+
+    def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
+        """For every axis n: 1/D₋ₙ·Σᵢ Vᵢ₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]Vᵢ₍ₙ₎ᵀ, dense (b, d_n, d_n)."""
+        return _contracted(self._scaled_V(), inverses, weight=1)
+
+    def dense(self) -> Tensor:
+        """H of blocks with one axis, (b, d, d)."""
+        V = self._scaled_V()
+        return V @ V.mT
+
+    def root_mean_diagonal(self) -> Tensor:
+        """√(tr H/D), (b,)."""
+        wide = torch.promote_types(self.V.dtype, torch.float32)
+        largest = self.V.abs().flatten(1).amax(1).to(wide)
+        # No squares of very small numbers.
+        unit = self.V.flatten(1).to(wide) / largest.clamp(min=torch.finfo(wide).tiny)[:, None]
+        mean = unit.square().sum(1) / (unit.shape[1] / self.V.shape[-1])
+        return mean.sqrt() * largest * self.scale
+
+    def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> OuterProducts:
+        """The same curvature for products in `dtype` with factors that were divided by `scale`."""
+        if dtype != torch.float16:
+            return OuterProducts(self.V.to(dtype), self.scale * scale)
+        size = self.V.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+        return OuterProducts((self.V / per_block(size, self.V)).half(), self.scale * scale * size)
+
+    def _scaled_V(self) -> Tensor:
+        if isinstance(self.scale, Tensor):
+            return self.V * per_block(self.scale, self.V)
+        return self.V if self.scale == 1.0 else self.V * self.scale
+
+
+def _in_frame(
+    V: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure], *, scale: Tensor | float
+) -> list[tuple[Tensor, Tensor]]:
+    """Grams of V (b, d_1..d_N) or (b, d_1..d_N, r) in the factors' frame: (packed, weight (b,)).
+
+    The gram is of a V̂ scaled to entries of at most one, so that no product overflows or vanishes in
+    half precision; the weight makes up for it.
+    """
+    sizes = [structure.d for structure in structures]
+    for n, (K, structure) in enumerate(zip(Ks, structures, strict=True)):
+        V = multiply_axis(V, n, partial(structure.apply_transposed, K))
+    wide = torch.promote_types(V.dtype, torch.float32)
+    largest = V.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(V.dtype).tiny)
+    # A power of two: dividing by it is exact.
+    unit = torch.exp2(torch.ceil(torch.log2(largest)))
+    columns = math.prod(V.shape[1:]) / min(sizes)
+    if V.dtype == torch.float16 and columns > 2**15:  # a sum of so many ones would overflow
+        unit = unit * 2.0 ** math.ceil(math.log2(columns / 2**15) / 2)
+    V = V / per_block(unit.to(V.dtype), V)
+    weight = (unit * scale).square().clamp(max=LARGEST)
+    return [
+        (
+            structure.project_gram(matricise(V, n)),
+            weight / (math.prod(sizes) / sizes[n]),
+        )
+        for n, structure in enumerate(structures)
+    ]
+
+
+def _contracted(V: Tensor, inverses: Sequence[Tensor], *, weight: int) -> list[Tensor]:
+    """weight/D₋ₙ·V₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]V₍ₙ₎ᵀ of V (b, d_1..d_N) or, summed over i, (b, d_1..d_N, r)."""
+    sizes = [S_inv.shape[-1] for S_inv in inverses]
+    terms = []
+    for n in range(len(sizes)):
+        X = V
+        for j, S_inv in enumerate(inverses):
+            if j != n:
+                X = multiply_axis(X, j, partial(torch.matmul, S_inv))
+        gram = matricise(V, n) @ matricise(X, n).mT
+        terms.append(gram * (weight * sizes[n] / math.prod(sizes)))
+    return terms

@@ -15,46 +15,40 @@ _SPARES = 4
 
 
 class AddressTable:
-    """Addresses (one int64 each) in one device tensor that itself never moves.
-
-    A captured CUDA graph that reads the table therefore follows the tensors: sending new addresses
-    before a replay is enough.
-    """
+    """Addresses, one int64 each, in a tensor on the device: `tensor`."""
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self.tensor = torch.zeros(count, dtype=torch.int64, device=device)
+        self._own = torch.zeros(count, dtype=torch.int64, device=device)
+        self.tensor = self._own
         #: whether all addresses are multiples of 16, which lets kernels read four numbers at once
         self.aligned = False
         self._sent: list[int] = []
-        # Copies recorded in a graph read these at every replay, so each is used for one capture.
-        self._spares = [self._staging(count) for _ in range(_SPARES)] if self._pinned else []
+        # A graph reads its copy at every replay, so each of these serves one capture and stays.
+        self._spares = [self._staging() for _ in range(_SPARES)] if self._own.is_cuda else []
         self._kept: list[Tensor] = []
 
-    @property
-    def _pinned(self) -> bool:
-        return self.tensor.is_cuda
+    def _staging(self) -> Tensor:
+        return torch.empty(len(self._own), dtype=torch.int64, pin_memory=self._own.is_cuda)
 
-    def _staging(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=torch.int64, pin_memory=self._pinned)
-
-    def send(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The table with the addresses of `tensors`."""
+    def send(self, tensors: Sequence[Tensor]) -> bool:
+        """Put the addresses of `tensors` into the table; whether any of them is new."""
         addresses = list(map(Tensor.data_ptr, tensors))
-        if addresses == self._sent:
-            return self.tensor
-        if self._pinned and torch.cuda.is_current_stream_capturing():
+        captured = self._own.is_cuda and torch.cuda.is_current_stream_capturing()
+        if addresses == self._sent and not captured and self.tensor is self._own:
+            return False
+        if captured:
+            # A table of the graph's own: a replay must not change what later steps find in ours.
             if not self._spares:
-                raise RuntimeError(
-                    "a step can be captured after at least one step that was not, and at most "
-                    f"{_SPARES} times with gradients that moved in between"
-                )
+                raise RuntimeError(f"one step can be captured at most {_SPARES} times")
             staging = self._spares.pop()
             self._kept.append(staging)
+            self.tensor = torch.empty_like(self._own)
         else:
-            # A fresh buffer each time: the allocator does not hand it out again before the copy ran.
-            staging = self._staging(len(addresses))
+            # A fresh one each time: its memory is not handed out again before the copy ran.
+            staging = self._staging()
+            self.tensor = self._own
         staging.copy_(torch.tensor(addresses, dtype=torch.int64))
         self.tensor.copy_(staging, non_blocking=True)
         self._sent = addresses
         self.aligned = all(address % 16 == 0 for address in addresses)
-        return self.tensor
+        return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +76,6 @@ def aligned(entries: Sequence[Entry]) -> bool:
     )
 
 
-def as_table(rows: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> Tensor:
+def as_table(rows: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows of integers on the device."""
     return torch.tensor(rows, dtype=dtype).to(device)

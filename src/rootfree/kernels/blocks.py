@@ -25,7 +25,8 @@ Tensors = list[Tensor]
 class Stack:
     """Blocks of some buckets, one after the other, and the tables that say where they belong."""
 
-    ps: Tensors  # held, so that their ids stay theirs
+    ps: Tensors
+    members: dict[Tensor, int]  # position of each parameter
     buckets: list[Bucket]
     entries: Tensor
     items: Tensor
@@ -56,32 +57,26 @@ class Stack:
 class FusedBlocks:
     """Gathers and finishes with the kernels of triton_blocks.py."""
 
-    def __init__(self) -> None:
-        self._stacks: dict[Any, Stack] = {}
-
-    def stack(self, ps: Tensors, buckets: list[Bucket], dtype: torch.dtype) -> Stack:
+    def stack(self, ps: Tensors, buckets: list[Bucket]) -> Stack:
         """The stack of these buckets, for the parameters that have gradients."""
-        key = (tuple(map(id, ps)), tuple(map(id, buckets)), dtype)
-        if key not in self._stacks:
-            self._stacks[key] = _layout(ps, buckets)
-        return self._stacks[key]
+        return _layout(ps, buckets)
 
     def gather_(self, stack: Stack, gs: Tensors, *, dtype: torch.dtype, squares: bool) -> None:
         """Fill the stack with gradients (and their sums of squares)."""
-        gs = [g.contiguous() for g in gs]
+        gs = [g if g.is_contiguous() else g.contiguous() for g in gs]
         kernels, device = triton_kernels(), gs[0].device
         stack.values = torch.empty(stack.elements, dtype=dtype, device=device)
         total = sum(blocks * count for _, blocks, count in stack.shares)
         sums = torch.empty(total if squares else 1, dtype=torch.float64, device=device)
         stack.squares = sums if squares else None
-        there = stack.there.send(gs)
+        stack.there.send(gs)
         for items, even in _launches(stack, stack.there.aligned):
             launch(
                 kernels.blocks.gather_kernel,
                 len(items),
                 items,
                 stack.entries,
-                there,
+                stack.there.tensor,
                 stack.values,
                 sums,
                 G=kernels.dtype(gs[0]),
@@ -108,9 +103,9 @@ class FusedBlocks:
         if isinstance(lr, Tensor) and lr.device.type == "cpu":
             lr = lr.item()
         # Other layouts of memory (channels last) are brought to this one and back.
-        straight = [[t.contiguous() for t in kind] for kind in (ps, ms)]
+        straight = [[t if t.is_contiguous() else t.contiguous() for t in kind] for kind in (ps, ms)]
         kernels, device = triton_kernels(), ps[0].device
-        here = stack.here.send([*straight[0], *(straight[1] or ps), *(counters or ps)])
+        stack.here.send([*straight[0], *(straight[1] or ps), *(counters or ps)])
         even = stack.here.aligned
         share: dict[str, Any] = {"ROWS": ROWS, "COLS": COLS, "num_warps": WARPS}
         scales = torch.empty(len(ps), device=device)
@@ -145,10 +140,10 @@ class FusedBlocks:
                 len(items),
                 items,
                 stack.entries,
-                here,
+                stack.here.tensor,
                 stack.values,
                 scales,
-                lr if isinstance(lr, Tensor) else here,
+                lr if isinstance(lr, Tensor) else stack.here.tensor,
                 len(ps),
                 0.0 if isinstance(lr, Tensor) else lr,
                 alpha1,
@@ -182,16 +177,16 @@ def _launches(stack: Stack, wide: bool) -> Iterator[tuple[Tensor, bool]]:
 
 
 def _layout(ps: Tensors, buckets: list[Bucket]) -> Stack:
-    position = {p: i for i, p in enumerate(ps)}
+    members = {p: i for i, p in enumerate(ps)}
     device = ps[0].device
     per_parameter: list[list[tuple[Any, int]]] = [[] for _ in ps]  # (entry, place of its sums)
     shares, elements, place = [], 0, 0
     for bucket in buckets:
         first, blocks, count = elements, 0, 0
         for slot in bucket.slots:
-            if slot.p not in position:
+            if slot.p not in members:
                 continue
-            which = position[slot.p]
+            which = members[slot.p]
             for rectangles in entries_of(slot.tile, which=which, stack=elements):
                 begin = place
                 for entry in rectangles:
@@ -218,6 +213,7 @@ def _layout(ps: Tensors, buckets: list[Bucket]) -> Stack:
             even = len(items)
     return Stack(
         ps,
+        members,
         buckets,
         as_table(entries, torch.int64, device),
         as_table(items, torch.int32, device),

@@ -14,19 +14,20 @@ from rootfree.rules.diagonal import TINY
 Tensors = list[Tensor]
 
 # A program's share: large enough to pay for looking up where it is, small enough to spread.
-CHUNK, BLOCK, WARPS = 4096, 2048, 8
+CHUNK, BLOCK, WARPS = 4096, 1024, 8
 
 
 @dataclass
 class _Plan:
     """What does not change between steps of one list of parameters."""
 
-    ps: Tensors  # held, so that their ids stay theirs
-    strides: list[tuple[int, ...]]
+    ps: Tensors
     items: Tensor
     sizes: Tensor
     here: AddressTable  # parameters, preconditioners, momenta, counters
-    gradients: AddressTable
+    there: AddressTable  # gradients
+    plain: bool
+    strides: list[tuple[int, ...]] | None = None  # None: the kernel cannot take them
 
 
 class FusedDiagonal:
@@ -34,7 +35,7 @@ class FusedDiagonal:
 
     def __init__(self, update: str) -> None:
         self._update = update
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._plans: dict[int, _Plan] = {}
 
     def __call__(
         self,
@@ -56,40 +57,40 @@ class FusedDiagonal:
         What fits: plain tensors, not fp64, gradients and state laid out like their parameters.
         """
         plan = self._plan(ps)
-        if not _fit(plan, ps, gs, ss, ms, counters):
+        # Where there is no momentum or no counter the kernel does not read the place.
+        mine = [*ps, *ss, *(ms or ss), *(counters or ss)]
+        if not plan.plain or not self._fit(plan, mine, gs, rounded=bool(counters)):
             return False
         if isinstance(lr, Tensor) and lr.device.type == "cpu":
             lr = lr.item()
-        # Where there is no momentum or no counter the kernel does not read the place.
-        here = plan.here.send([*ps, *ss, *(ms or ss), *(counters or ss)])
-        there = plan.gradients.send(gs)
         kernels = triton_kernels()
-        launch(
-            kernels.diagonal.diagonal_kernel,
-            len(plan.items),
-            plan.items,
-            plan.sizes,
-            here,
-            there,
-            lr if isinstance(lr, Tensor) else here,
-            len(ps),
-            0.0 if isinstance(lr, Tensor) else lr,
-            keep,
-            gain,
-            alpha1,
-            max(lam, TINY),
-            kappa,
-            P=kernels.dtype(ps[0]),
-            G=kernels.dtype(gs[0]),
-            S=kernels.dtype(ss[0]),
-            UPDATE=kernels.diagonal.UPDATES[self._update],
-            MOMENTUM=bool(ms),
-            LR_AT=isinstance(lr, Tensor),
-            ALIGNED=plan.here.aligned and plan.gradients.aligned,
-            CHUNK=CHUNK,
-            BLOCK=BLOCK,
-            num_warps=WARPS,
-        )
+        with torch.cuda.device_of(ps[0]):
+            launch(
+                kernels.diagonal.diagonal_kernel,
+                len(plan.items),
+                plan.items,
+                plan.sizes,
+                plan.here.tensor,
+                plan.there.tensor,
+                lr if isinstance(lr, Tensor) else plan.sizes,
+                len(ps),
+                0.0 if isinstance(lr, Tensor) else lr,
+                keep,
+                gain,
+                alpha1,
+                max(lam, TINY),
+                kappa,
+                P=kernels.dtype(ps[0]),
+                G=kernels.dtype(gs[0]),
+                S=kernels.dtype(ss[0]),
+                UPDATE=kernels.diagonal.UPDATES[self._update],
+                MOMENTUM=bool(ms),
+                LR_AT=isinstance(lr, Tensor),
+                ALIGNED=plan.here.aligned and plan.there.aligned,
+                CHUNK=CHUNK,
+                BLOCK=BLOCK,
+                num_warps=WARPS,
+            )
         if counters:
             torch._foreach_add_(counters, 2 if ms else 1)
         for kind in (ps, ss, ms):  # autograd must know that they changed
@@ -97,35 +98,40 @@ class FusedDiagonal:
         return True
 
     def _plan(self, ps: Tensors) -> _Plan:
-        key = tuple(map(id, ps))
-        if key not in self._plans:
+        plan = self._plans.get(id(ps))
+        if plan is None or plan.ps is not ps:
             device = ps[0].device
             chunks = [
                 (i, chunk) for i, p in enumerate(ps) for chunk in range(-(-p.numel() // CHUNK))
             ]
-            self._plans[key] = _Plan(
+            plan = self._plans[id(ps)] = _Plan(
                 ps,
-                [p.stride() for p in ps],
                 torch.tensor(chunks, dtype=torch.int32).to(device),
                 torch.tensor([p.numel() for p in ps]).to(device),
                 AddressTable(4 * len(ps), device),
                 AddressTable(len(ps), device),
+                plain={type(p) for p in ps} <= {Tensor, torch.nn.Parameter}
+                and ps[0].dtype != torch.float64,
             )
-        return self._plans[key]
+        return plan
 
+    def _fit(self, plan: _Plan, mine: Tensors, gs: Tensors, *, rounded: bool) -> bool:
+        """Whether layouts and dtypes suit the kernel; tells it where everything is.
 
-def _fit(
-    plan: _Plan, ps: Tensors, gs: Tensors, ss: Tensors, ms: Tensors, counters: Tensors
-) -> bool:
-    strides = plan.strides
-    return (
-        ps[0].dtype != torch.float64
-        and {type(p) for p in ps} <= {Tensor, torch.nn.Parameter}
-        and {(type(g), g.dtype) for g in gs} == {(Tensor, gs[0].dtype)}
-        and all([t.stride() for t in kind] == strides for kind in (ps, gs, ss, ms) if kind)
-        # The noise of rounding counts elements in the order of the indices.
-        and all(p.is_contiguous() or (not counters and _dense(p)) for p in ps)
-    )
+        Parameters and state that did not move since the last step have not changed their layout.
+        """
+        if plan.here.send(mine):
+            strides = [p.stride() for p in plan.ps]
+            alike = all(t.stride() == strides[i % len(strides)] for i, t in enumerate(mine))
+            # The noise of rounding counts elements in the order of the indices.
+            dense = all(p.is_contiguous() or (not rounded and _dense(p)) for p in plan.ps)
+            plan.strides = strides if dense and (alike or rounded) else None
+        if plan.strides != [g.stride() for g in gs] or {type(g) for g in gs} != {Tensor}:
+            return False
+        if len({g.dtype for g in gs}) > 1:
+            return False
+        plan.there.send(gs)
+        return True
 
 
 def _dense(p: Tensor) -> bool:

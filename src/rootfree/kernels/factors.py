@@ -17,11 +17,12 @@ from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.structures import Dense, Diagonal, Structure
 
 Structures = tuple[Structure, ...]
+Site = tuple[Any, ...]
 
 # Blocks are worked on in portions of about this many elements: temporaries stay small, and what
 # one kernel writes the next still finds in the cache.
-PORTION = 2**25
-_BLOCK = 8192
+PORTION = 2**26
+_BLOCK = 4096
 _LEAST_DAMPING = 1e-30  # as in rules/if_shampoo.py
 # A little more than the rounding of the products, as in structures/norms.py.
 _SLACK = 1 + 2 * torch.finfo(torch.bfloat16).eps
@@ -43,7 +44,10 @@ class Rates:
 
 
 def fits(structures: Structures, state: dict[str, Tensor], G: Tensor) -> bool:
-    """Whether the kernels know these factors: two or three dense ones with products in bf16, or a diagonal one on one axis."""
+    """Whether the kernels know these factors.
+
+    They know two or three dense ones with products in bf16, and a diagonal one on one axis.
+    """
     kinds = [type(s) for s in structures]
     dense = kinds in ([Dense] * 2, [Dense] * 3) and G.dtype == torch.bfloat16
     vector = kinds == [Diagonal] and G.dtype == torch.float32
@@ -77,15 +81,18 @@ def direction_(
             rows = {name: slab[part] for name, slab in state.items()}
             Ks = [rows[f"factor{n}"] for n in range(len(structures))]
             sums = squares[part] if refresh and squares is not None and "started" in rows else None
-            halves = _refresh(Ks, rows, G[part], sums, rates) if refresh else _halves(Ks)
-            _precondition_(G[part], halves)
+            site = _site(G[part], Ks, sums, rates)
+            halves = _refresh(site, Ks, rows, G[part], sums, rates) if refresh else _halves(Ks)
+            _precondition_(site, G[part], halves)
     if refresh and "rounding" in state:
         state["rounding"] += len(structures)
 
 
 def _vectors_(state: dict[str, Tensor], G: Tensor, rates: Rates, *, refresh: bool) -> None:
     k = state["factor0"]
+    site = (*_site(G, [k], state.get("started"), rates), refresh)
     _launch(
+        site,
         "vector_kernel",
         len(G),
         G,
@@ -105,46 +112,66 @@ def _vectors_(state: dict[str, Tensor], G: Tensor, rates: Rates, *, refresh: boo
     )
 
 
+def _site(G: Tensor, Ks: list[Tensor], sums: Tensor | None, rates: Rates) -> Site:
+    """What tells the launches of one portion from those of others (see `launch`)."""
+    tensors = [G, *Ks, *([] if sums is None else [sums])]
+    return (
+        G.device, G.shape, Ks[0].dtype, None if sums is None else sums.shape, rates.norm,
+        *[t.data_ptr() % 16 for t in tensors],
+    )  # fmt: skip
+
+
 def _halves(Ks: list[Tensor]) -> list[Tensor]:
     return [K if K.dtype == torch.bfloat16 else K.to(torch.bfloat16) for K in Ks]
 
 
 def _refresh(
-    Ks: list[Tensor], state: dict[str, Tensor], G: Tensor, squares: Tensor | None, rates: Rates
+    site: Site,
+    Ks: list[Tensor],
+    state: dict[str, Tensor],
+    G: Tensor,
+    squares: Tensor | None,
+    rates: Rates,
 ) -> list[Tensor]:
     """Move the factors; returns them in bf16.  Changes Ks and state["started"]."""
     b, elements = len(G), G[0].numel()
-    started = state.get("started", G)
-    start: dict[str, Any] = {"START": squares is not None}
-    square_count = 0 if squares is None else squares.shape[1]
+    scales = torch.empty(b, device=G.device)
+    if squares is not None:
+        _launch(
+            site, "start_kernel", b, squares, state["started"], scales,
+            squares.shape[1], elements, float(rates.B), AXES=len(Ks), num_warps=1,
+        )  # fmt: skip
     halves, traces = [], []
-    for K in Ks:
-        d = K.shape[1]
-        chunks = -(-d * d // _BLOCK)
+    for n, K in enumerate(Ks):
+        size = K[0].numel()
+        chunks = -(-size // _BLOCK)
         half = torch.empty_like(K, dtype=torch.bfloat16)
         trace = torch.empty(b, chunks, device=K.device)
         _launch(
-            "halve_kernel", b * chunks, K, half, trace, G if squares is None else squares, started,
-            d * d, chunks, square_count, elements, float(rates.B),
-            AXES=len(Ks), REFRESH=True, **start, BLOCK=_BLOCK, num_warps=8,
+            (*site, n), "halve_kernel", b * chunks, K, half, trace, scales, size, chunks,
+            START=squares is not None, BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
         halves.append(half)
         traces.append(trace)
     # Ĝ = G with Kⱼᵀ on every axis j
     Ghat = G
     for n, half in enumerate(halves):
-        Ghat = _multiply(Ghat, n, half)
+        Ghat = _multiply((*site, n), Ghat, n, half)
     chunks = -(-elements // _BLOCK)
     largest = torch.empty(b, chunks, device=G.device)
     _launch(
-        "largest_kernel", b * chunks, Ghat, largest, G if squares is None else squares, started,
-        elements, chunks, square_count, float(rates.B), **start, BLOCK=_BLOCK, num_warps=8,
+        site, "largest_kernel", b * chunks, Ghat, largest, elements, chunks,
+        BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
-    _launch("scale_down_kernel", b * chunks, Ghat, largest, elements, chunks, BLOCK=_BLOCK)
-    return [_move(n, K, halves[n], Ghat, largest, traces, state, rates) for n, K in enumerate(Ks)]
+    _launch(site, "scale_down_kernel", b * chunks, Ghat, largest, elements, chunks, BLOCK=_BLOCK)
+    return [
+        _move((*site, n), n, K, halves[n], Ghat, largest, traces, state, rates)
+        for n, K in enumerate(Ks)
+    ]
 
 
 def _move(
+    site: Site,
     n: int,
     K: Tensor,
     half: Tensor,
@@ -164,31 +191,56 @@ def _move(
     started = state.get("started", K)
     start = {"START": "started" in state}
     long = r > _LONG * d
-    gram = _long_gram(X) if long else half
+    gram = _long_gram(site, X) if long else half
     others = [trace for j, trace in enumerate(traces) if j != n]
     # λ ∏_{j≠n} 1/dⱼ: the kernel multiplies by the traces of the other factors
     lam = max(rates.lam, _LEAST_DAMPING) / math.prod(Ghat.shape[1:]) * d
     h, q = torch.empty_like(half), torch.empty_like(half)
     sums, fourths = torch.empty(2, b, tiles, device=K.device)
     _launch(
-        "tangent_kernel", b * tiles, X, half, gram, h, sums, largest, others[0], others[-1],
+        site, "tangent_kernel", b * tiles, X, half, gram, h, sums, largest, others[0], others[-1],
         d, r, X.stride(0), X.stride(1), X.stride(2), tiles, largest.shape[1],
         others[0].shape[1], others[-1].shape[1], rates.B / r, lam, rates.gamma,
         GRAM=long, OTHERS=len(others), **tile,
     )  # fmt: skip
     if rates.norm == "spectral":
-        _launch("square_kernel", b * tiles, h, q, sums, fourths, d, tiles, STORE=True, **tile)
-        _launch("square_kernel", b * tiles, q, q, sums, fourths, d, tiles, STORE=False, **tile)
-    wide = {**tile, "WIDTH": tile["TILE"]}
+        _launch(
+            (*site, 1),
+            "square_kernel",
+            b * tiles,
+            h,
+            q,
+            sums,
+            fourths,
+            d,
+            tiles,
+            STORE=True,
+            **tile,
+        )
+        _launch(
+            (*site, 2),
+            "square_kernel",
+            b * tiles,
+            q,
+            q,
+            sums,
+            fourths,
+            d,
+            tiles,
+            STORE=False,
+            **tile,
+        )
+    torch.bmm(half, h, out=q)
+    chunks = -(-d * d // _BLOCK)
     _launch(
-        "move_kernel", b * side * side, K, half, h, q, sums, fourths, started,
-        state.get("rounding", K), d, side, side, tiles, n, rates.beta2, _SLACK,
-        NORM=rates.norm or "none", **start, **wide,
+        site, "move_kernel", b * chunks, K, q, sums, fourths, started, state.get("rounding", K),
+        d * d, chunks, tiles, n, rates.beta2, _SLACK,
+        NORM=rates.norm or "none", **start, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
     return q
 
 
-def _precondition_(G: Tensor, halves: list[Tensor]) -> None:
+def _precondition_(site: Site, G: Tensor, halves: list[Tensor]) -> None:
     """G <- G with KₙKₙᵀ on every axis n, as one product with KₙKₙᵀ where that is less work."""
     U = G
     for n, half in enumerate(halves):
@@ -196,23 +248,23 @@ def _precondition_(G: Tensor, halves: list[Tensor]) -> None:
         d, r = half.shape[1], G[0].numel() // half.shape[1]
         # Symmetric product d³ and one application 2d²r, against two applications.
         if d < 2 * r:
-            U = _multiply(U, n, _symmetric_product(half), out)
+            U = _multiply((*site, n), U, n, _symmetric_product((*site, n), half), out)
         else:
-            U = _multiply(_multiply(U, n, half), n, half.mT, out)
+            U = _multiply((*site, n), _multiply((*site, n), U, n, half), n, half.mT, out)
 
 
-def _symmetric_product(half: Tensor) -> Tensor:
+def _symmetric_product(site: Site, half: Tensor) -> Tensor:
     """K Kᵀ."""
     b, d = half.shape[:2]
     tile = _tiling(d, d)
     side = -(-d // tile["TILE"])
     tiles = side * (side + 1) // 2
     P = torch.empty_like(half)
-    _launch("product_kernel", b * tiles, half, P, d, tiles, **tile)
+    _launch(site, "product_kernel", b * tiles, half, P, d, tiles, **tile)
     return P
 
 
-def _multiply(G: Tensor, n: int, M: Tensor, out: Tensor | None = None) -> Tensor:
+def _multiply(site: Site, G: Tensor, n: int, M: Tensor, out: Tensor | None = None) -> Tensor:
     """Mᵀ applied along axis n of G (b, d_1..d_N), contiguous."""
     b, d, last = len(G), M.shape[1], G.dim() - 2
     if out is None:
@@ -223,7 +275,7 @@ def _multiply(G: Tensor, n: int, M: Tensor, out: Tensor | None = None) -> Tensor
         rows = G[0].numel() // d
         tiles = -(-rows // 256)
         _launch(
-            "narrow_multiply_kernel", b * tiles, G, M, out, rows, d, tiles,
+            (*site, M.stride()), "narrow_multiply_kernel", b * tiles, G, M, out, rows, d, tiles,
             M.stride(1), M.stride(2), ROWS=256, D=32 if d > 16 else 16, num_warps=4,
         )  # fmt: skip
     elif n == last:
@@ -245,7 +297,7 @@ def _matricised(G: Tensor, n: int) -> Tensor:
     return G.movedim(n + 1, 1).reshape(b, G.shape[n + 1], -1)
 
 
-def _long_gram(X: Tensor) -> Tensor:
+def _long_gram(site: Site, X: Tensor) -> Tensor:
     """X Xᵀ of matrices with few rows and many columns."""
     b, d, r = X.shape
     if d > _NARROW or X.stride(1) != 1:
@@ -253,7 +305,7 @@ def _long_gram(X: Tensor) -> Tensor:
     parts = min(64, -(-r // 4096))
     sums = torch.empty(b, parts, d, d, device=X.device)
     _launch(
-        "narrow_gram_kernel", b * parts, X, sums, r, d, parts,
+        site, "narrow_gram_kernel", b * parts, X, sums, r, d, parts,
         ROWS=128, D=32 if d > 16 else 16, num_warps=4,
     )  # fmt: skip
     return sums.sum(1)
@@ -272,5 +324,6 @@ def _tiling(d: int, r: int) -> dict[str, Any]:
     }
 
 
-def _launch(name: str, programs: int, *arguments: Any, **constants: Any) -> None:
-    launch(getattr(triton_kernels().factors, name), programs, *arguments, **constants)
+def _launch(site: Site, name: str, programs: int, *arguments: Any, **constants: Any) -> None:
+    kernel = getattr(triton_kernels().factors, name)
+    launch(kernel, programs, *arguments, site=site, **constants)

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-# Of the keywords, these are settings of the compiler, not arguments of the kernel.
-_SETTINGS = ("num_warps", "num_stages")
 
 
 @cache
@@ -25,12 +23,34 @@ def triton_kernels() -> Any:
     return triton_kernels
 
 
-def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run `programs` programs of a kernel; the constants are its tl.constexpr arguments."""
-    device = arguments[0].device
-    key = (
-        kernel,
-        device,
+def launch(
+    kernel: Any,
+    programs: int,
+    *arguments: Any,
+    site: tuple[Any, ...] | None = None,
+    **constants: Any,
+) -> None:
+    """Run `programs` programs of a kernel; the constants are its tl.constexpr arguments.
+
+    `site`, where it is given, must tell launches apart that differ in anything but floats and
+    contents of tensors: integers, dtypes, constants, and alignment of tensors to 16 bytes.
+    """
+    key = (kernel, site or _look(arguments, constants))
+    if key in _compiled:
+        compiled, values = _compiled[key]
+        compiled[(programs, 1, 1)](*arguments, *values)
+        return
+    with torch.cuda.device_of(arguments[0]):
+        compiled = kernel[(programs,)](*arguments, **constants)
+    if compiled is not None:  # the interpreter compiles nothing
+        order = [name for name in kernel.arg_names if name in constants]
+        _compiled[key] = (compiled, tuple(constants[name] for name in order))
+
+
+def _look(arguments: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
+    """What Triton's compiler sees of the arguments."""
+    return (
+        arguments[0].device,
         *[
             (a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a
             for a in arguments
@@ -38,12 +58,3 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         ],
         *constants.values(),
     )
-    with torch.cuda.device_of(arguments[0]):
-        if key in _compiled:
-            compiled, values = _compiled[key]
-            compiled[(programs, 1, 1)](*arguments, *values)
-            return
-        compiled = kernel[(programs,)](*arguments, **constants)
-    if compiled is not None:  # the interpreter compiles nothing
-        order = [name for name in kernel.arg_names if name in constants]
-        _compiled[key] = (compiled, tuple(constants[name] for name in order))

@@ -20,7 +20,7 @@ def _share(items, entries, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.c
     item = items + 4 * tl.program_id(0)
     entry = entries + 6 * tl.load(item).to(tl.int64)
     row = tl.load(item + 1)
-    col = tl.load(item + 2)
+    col = tl.multiple_of(tl.load(item + 2), COLS)
     stride = tl.load(entry + 2)
     columns = tl.load(entry + 3)
     base = tl.load(entry + 1) + row * stride + col
@@ -37,7 +37,10 @@ def _share(items, entries, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.c
     rows = tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, COLS)[None, :]
     inside = rows * columns + cols
-    mask = (cols < columns - col) & (inside < left)
+    within = columns - col
+    if ALIGNED:
+        within = tl.multiple_of(within, 8)
+    mask = (cols < within) & (inside < left)
     return tl.load(entry), base, rows * stride + cols, stack, inside, mask, tl.load(item + 3)
 
 
@@ -103,7 +106,7 @@ def tail_kernel(
     if MOMENTUM:
         u += alpha1 * m
         counter = tl.zeros((), tl.int32)
-        if M == tl.bfloat16:
+        if tl.bfloat16 == M:
             counter = tl.load(tl.load(here + 2 * count + which).to(tl.pointer_type(tl.int32)))
         _store_state(m_at, at, mask, u, base + at, counter)
     step = lr

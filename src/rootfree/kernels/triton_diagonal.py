@@ -82,7 +82,7 @@ def diagonal_kernel(
     if MOMENTUM:
         m_at = _pointer(here, 2 * count + which, S, ALIGNED)
     counter = tl.zeros((), tl.int32)
-    if S == tl.bfloat16:
+    if tl.bfloat16 == S:
         counter = tl.load(tl.load(here + 3 * count + which).to(tl.pointer_type(tl.int32)))
     step = lr
     if LR_AT:

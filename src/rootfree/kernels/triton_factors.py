@@ -1,7 +1,7 @@
 """Inverse-free factors, dense: the equations of rules/if_shampoo.py in a few launches.
 
 Layout: b blocks of d×d matrices. K: the factor (fp32, or bf16 rounded stochastically); `half`: its
-bf16 copy that the matrix units read; h: its tangent vector; X: Ĝ₍ₙ₎ seen through strides, (b, d, r).
+bf16 copy that the matrix units read; h: its tangent vector; X (b, d, r): Ĝ₍ₙ₎ seen through strides.
 
 Symmetric results are computed for the tiles on and below the diagonal and mirrored: half the work.
 Sums over a block are left as one partial sum a tile and added up, always in the same order, by the
@@ -53,17 +53,6 @@ def _unit(largest, b, count):
 
 
 @triton.jit
-def _start_scale(squares, started, b, count, size, B, AXES: tl.constexpr):
-    """(B·mean(G²))^{-1/(2N)} for a block that meets its first gradient, 1 for the others."""
-    rms = _root(_sum(squares, b, count) / size)
-    fresh = (tl.load(started + b) == 0) & (rms > 0) & (rms < float("inf"))
-    exponent = -1.0 / AXES
-    # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
-    scale = tl.exp2(exponent * tl.log2(tl.maximum(tl.sqrt(B) * rms, 1e-15)))
-    return fresh, tl.where(fresh, scale, 1.0)
-
-
-@triton.jit
 def _root(x):
     """Root of a float64, whose range the squares of fp32 need, as fp32."""
     return tl.sqrt(x).to(tl.float32)
@@ -79,9 +68,10 @@ def _tile(t):
 
 
 @triton.jit
-def _gram_tile(x, rows, cols, d, r, x_d, x_r, TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
-    """A tile of X Xᵀ, X given by its strides."""
-    acc = tl.zeros((TILE, TILE), tl.float32)
+def _gram_tile(
+    acc, x, rows, cols, d, r, x_d, x_r, DEPTH: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """acc + a tile of X Xᵀ, X given by its strides."""
     depth = tl.arange(0, DEPTH)
     left_at = x + rows[:, None] * x_d + depth[None, :] * x_r
     right_at = x + depth[:, None] * x_r + cols[None, :] * x_d
@@ -102,49 +92,50 @@ def _gram_tile(x, rows, cols, d, r, x_d, x_r, TILE: tl.constexpr, DEPTH: tl.cons
 @triton.jit
 def _store_mirrored(out, tile, i, j, rows, cols, d):
     value = tile.to(out.dtype.element_ty)
-    tl.store(out + rows[:, None] * d + cols[None, :], value, (rows < d)[:, None] & (cols < d)[None, :])  # fmt: skip
+    inside = (rows < d)[:, None] & (cols < d)[None, :]
+    tl.store(out + rows[:, None] * d + cols[None, :], value, inside)
     if i != j:
-        tl.store(out + cols[:, None] * d + rows[None, :], tl.trans(value), (cols < d)[:, None] & (rows < d)[None, :])  # fmt: skip
+        inside = (cols < d)[:, None] & (rows < d)[None, :]
+        tl.store(out + cols[:, None] * d + rows[None, :], tl.trans(value), inside)
 
 
 @triton.jit
-def halve_kernel(
-    K, half, traces, squares, started, size, chunks, square_count, elements, B,
-    AXES: tl.constexpr, REFRESH: tl.constexpr, START: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """half <- K in bf16; on refresh partial sums of K² and, in fresh blocks, K <- K·scale first."""
+def start_kernel(squares, started, scales, count, elements, B, AXES: tl.constexpr):
+    """scale <- (B·mean(G²))^{-1/(2N)} for a block that meets its first gradient, 1 for others."""
+    b = tl.program_id(0)
+    rms = _root(_sum(squares, b, count) / elements)
+    fresh = (tl.load(started + b) == 0) & (rms > 0) & (rms < float("inf"))
+    # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
+    scale = tl.exp2(-1.0 / AXES * tl.log2(tl.maximum(tl.sqrt(B) * rms, 1e-15)))
+    tl.store(scales + b, tl.where(fresh, scale, 1.0))
+    if fresh:
+        tl.store(started + b, tl.full((), 1, started.dtype.element_ty))
+
+
+@triton.jit
+def halve_kernel(K, half, traces, scales, size, chunks, START: tl.constexpr, BLOCK: tl.constexpr):
+    """K <- K·scale in blocks that start;  half <- K in bf16;  partial sums of K²."""
     b = tl.program_id(0) // chunks
-    chunk = tl.program_id(0) % chunks
-    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     base = b.to(tl.int64) * size
     x = tl.load(K + base + at, mask, 0.0).to(tl.float32)
     if START:
-        fresh, scale = _start_scale(squares, started, b, square_count, elements, B, AXES)
-        if fresh:
+        scale = tl.load(scales + b)
+        if scale != 1:
             x = x * scale
             tl.store(K + base + at, x.to(K.dtype.element_ty), mask)
-    if REFRESH:
-        tl.store(traces + b * chunks + chunk, tl.sum(x * x, 0))
+    tl.store(traces + tl.program_id(0), tl.sum(x * x, 0))
     tl.store(half + base + at, x.to(half.dtype.element_ty), mask)
 
 
 @triton.jit
-def largest_kernel(
-    Ghat, largest, squares, started, size, chunks, square_count, B,
-    START: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Partial maxima of |Ĝ|; blocks that were fresh are started from here on."""
-    b = tl.program_id(0) // chunks
-    chunk = tl.program_id(0) % chunks
-    at = chunk * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(Ghat + b.to(tl.int64) * size + at, at < size, 0.0).to(tl.float32)
-    tl.store(largest + b * chunks + chunk, tl.max(tl.abs(x), 0))
-    if START:
-        if chunk == 0:
-            fresh, _ = _start_scale(squares, started, b, square_count, size, B, 1)
-            if fresh:
-                tl.store(started + b, tl.full((), 1, started.dtype.element_ty))
+def largest_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
+    """Partial maxima of |Ĝ|."""
+    b = (tl.program_id(0) // chunks).to(tl.int64)
+    at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(Ghat + b * size + at, at < size, 0.0).to(tl.float32)
+    tl.store(largest + tl.program_id(0), tl.max(tl.abs(x), 0))
 
 
 @triton.jit
@@ -177,17 +168,21 @@ def tangent_kernel(
     # √weight first: the square of a large unit would overflow on its own.
     scaled = tl.sqrt(weight) * tl.minimum(unit, 1e17)
     scaled = tl.minimum(scaled * scaled, _LARGEST) * 0.5
+    traces = _sum(trace, b, trace_count)
+    if OTHERS == 2:
+        traces *= _sum(other_trace, b, other_count)
+    damping = tl.maximum(
+        0.5 * lam * traces, 1e-25 * scaled
+    )  # below rounding; the quotient is finite
     if GRAM:
         inside = (rows < d)[:, None] & (cols < d)[None, :]
         value = tl.load(gram + base + rows[:, None] * d + cols[None, :], inside, 0.0).to(tl.float32)
     else:
-        value = _gram_tile(X + b.to(tl.int64) * x_b, rows, cols, d, r, x_d, x_r, TILE, DEPTH, EVEN)
-    value = value * scaled
-    damping = _gram_tile(half + base, rows, cols, d, d, 1, d, TILE, DEPTH, EVEN)
-    traces = _sum(trace, b, trace_count)
-    if OTHERS == 2:
-        traces *= _sum(other_trace, b, other_count)
-    value += damping * (0.5 * lam * traces)
+        value = tl.zeros((TILE, TILE), tl.float32)
+        value = _gram_tile(value, X + b.to(tl.int64) * x_b, rows, cols, d, r, x_d, x_r, DEPTH, EVEN)
+    # One accumulator for both sums leaves registers for a second program on the processor.
+    value = value * (scaled / damping)
+    value = _gram_tile(value, half + base, rows, cols, d, d, 1, d, DEPTH, EVEN) * damping
     diagonal = (rows[:, None] == cols[None, :]) & (rows < d)[:, None]
     value = tl.where(diagonal, value - 0.5 * gamma, value)
     _store_mirrored(h + base, value, i, j, rows, cols, d)
@@ -207,7 +202,8 @@ def square_kernel(
     rows = i * TILE + tl.arange(0, TILE)
     cols = j * TILE + tl.arange(0, TILE)
     base = b.to(tl.int64) * d * d
-    value = _gram_tile(h + base, rows, cols, d, d, d, 1, TILE, DEPTH, EVEN)
+    value = tl.zeros((TILE, TILE), tl.float32)
+    value = _gram_tile(value, h + base, rows, cols, d, d, d, 1, DEPTH, EVEN)
     if STORE:
         value = value / tl.maximum(_sum(sums, b, tiles), 1e-30)
         _store_mirrored(q + base, value, i, j, rows, cols, d)
@@ -224,24 +220,23 @@ def product_kernel(half, P, d, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr, E
     rows = i * TILE + tl.arange(0, TILE)
     cols = j * TILE + tl.arange(0, TILE)
     base = b.to(tl.int64) * d * d
-    value = _gram_tile(half + base, rows, cols, d, d, d, 1, TILE, DEPTH, EVEN)
+    value = tl.zeros((TILE, TILE), tl.float32)
+    value = _gram_tile(value, half + base, rows, cols, d, d, d, 1, DEPTH, EVEN)
     _store_mirrored(P + base, value, i, j, rows, cols, d)
 
 
 @triton.jit
 def move_kernel(
-    K, half, h, moved, sums, fourths, started, counters,
-    d, rows_of_tiles, columns_of_tiles, tiles, axis, beta2, slack,
-    NORM: tl.constexpr, START: tl.constexpr,
-    TILE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
+    K, moved, sums, fourths, started, counters, size, chunks, tiles, axis, beta2, slack,
+    NORM: tl.constexpr, START: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """K <- K - β₂/max(1, ‖h‖)·K h;  moved <- the new K in bf16."""
-    per_block = rows_of_tiles * columns_of_tiles
-    b = tl.program_id(0) // per_block
-    t = tl.program_id(0) % per_block
-    rows = t // columns_of_tiles * TILE + tl.arange(0, TILE)
-    cols = t % columns_of_tiles * WIDTH + tl.arange(0, WIDTH)
-    base = b.to(tl.int64) * d * d
+    """K <- K - β₂/max(1, ‖h‖)·K h;  `moved` holds K h, and then the new K in bf16."""
+    b = tl.program_id(0) // chunks
+    at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    base = b.to(tl.int64) * size
+    x = tl.load(K + base + at, mask, 0.0).to(tl.float32)
+    product = tl.load(moved + base + at, mask, 0.0).to(tl.float32)
     norm = tl.zeros((), tl.float32) + 1.0
     if NORM != "none":
         norm = tl.sqrt(_sum(sums, b, tiles))
@@ -250,31 +245,14 @@ def move_kernel(
     step = beta2 / tl.maximum(norm, 1.0)
     if START:  # blocks that wait for their first gradient do not move
         step = tl.where(tl.load(started + b) == 0, 0.0, step)
-    acc = tl.zeros((TILE, WIDTH), tl.float32)
-    depth = tl.arange(0, DEPTH)
-    left_at = half + base + rows[:, None] * d + depth[None, :]
-    right_at = h + base + depth[:, None] * d + cols[None, :]
-    for start in range(0, d, DEPTH):
-        if EVEN:
-            left = tl.load(left_at)
-            right = tl.load(right_at)
-        else:
-            inside = start + depth < d
-            left = tl.load(left_at, (rows < d)[:, None] & inside[None, :], 0.0)
-            right = tl.load(right_at, inside[:, None] & (cols < d)[None, :], 0.0)
-        acc = _multiply_add(left, right, acc)
-        left_at += DEPTH
-        right_at += DEPTH * d
-    at = rows[:, None] * d + cols[None, :]
-    mask = (rows < d)[:, None] & (cols < d)[None, :]
-    value = tl.load(K + base + at, mask, 0.0).to(tl.float32) - step * acc
+    x = x - step * product
     if K.dtype.element_ty == tl.bfloat16:
-        rounded = round_stochastically(value, at, tl.load(counters + b) + axis)
+        rounded = round_stochastically(x, at, tl.load(counters + b) + axis)
         tl.store(K + base + at, rounded, mask)
         tl.store(moved + base + at, rounded, mask)
     else:
-        tl.store(K + base + at, value, mask)
-        tl.store(moved + base + at, value.to(moved.dtype.element_ty), mask)
+        tl.store(K + base + at, x, mask)
+        tl.store(moved + base + at, x.to(moved.dtype.element_ty), mask)
 
 
 @triton.jit

@@ -23,6 +23,12 @@ def accumulate_squares_(ss: Tensors, gs: Tensors, *, beta2: float, B: int, gamma
     torch._foreach_addcmul_(ss, gs, gs, value=beta2 * B)
 
 
+def accumulate_(ss: Tensors, hs: Tensors, *, beta2: float, gamma: float) -> None:
+    """s <- (1 - β₂γ) s + β₂ h, h the diagonal of the curvature.  Changes ss."""
+    torch._foreach_mul_(ss, 1 - beta2 * gamma)
+    torch._foreach_add_(ss, hs, alpha=beta2)
+
+
 def preconditioned_heavy_ball_(
     ps: Tensors,
     ms: Tensors,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rootfree.structures.norms import schatten8
-from rootfree.structures.precision import sum_of_squares
+from rootfree.structures.precision import sum_of_squares, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class Structure(ABC):
       pack(⟦K⟧) = K                         apply(K, X) = ⟦K⟧X,  apply_transposed(K, X) = ⟦K⟧ᵀX
       ⟦product(K, M)⟧ = ⟦K⟧⟦M⟧              product(identity, K) = product(K, identity) = K
       project_gram(X) = project(XXᵀ)        project_factor_gram(K) = project(⟦K⟧ᵀ⟦K⟧)
+      project_congruence(K, U) = project(⟦K⟧ᵀU⟦K⟧), U (b, d, d) symmetric or (b, d) its diagonal
       squared_norm(K) = ‖⟦K⟧‖²              spectral_bound(M) >= ‖⟦M⟧‖₂
+      trace(M) = tr⟦M⟧                      squared_rows(K)[i] = Σⱼ ⟦K⟧[i, j]²
       add_to_diagonal_(M, v): ⟦M⟧ <- ⟦M⟧ + v·I
 
     The projection. A step K exp(-βm), m ∈ 𝔞, changes KKᵀ to first order by -2β·K sym(m) Kᵀ, with
@@ -32,6 +34,7 @@ class Structure(ABC):
       ⟨M - sym(Π(M)), sym(n)⟩ = 0 for all n ∈ 𝔞          (an entry without its mirror counts twice)
       ⟨Π(M), n⟩ = 0 for all n ∈ 𝔞 with nᵀ = -n           (no rotation, which leaves KKᵀ alone)
     These two lines fix Π: dense Π(M) = M, triangular Π(M) = tril(M) + its strictly lower part.
+    The identity is in 𝔞, so trace(Π(M)) = tr M.
 
     Precision: the tensors of one call share a dtype, and results have it. Halves are reduced in
     fp32, and squared_norm of halves is fp32. Nothing waits for the device. Memory: pack, unpack and
@@ -97,6 +100,11 @@ class Structure(ABC):
         """``Π(Kᵀ K)``, packed."""
         return self.project_gram(self.unpack(K).mT)
 
+    def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
+        """``Π(Kᵀ U K)``, packed, of a symmetric U (b, d, d), or (b, d) for a diagonal one."""
+        dense = self.unpack(K)
+        return self.project(dense.mT @ (U.unsqueeze(-1) * dense if U.dim() == 2 else U @ dense))
+
     def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
         """At least ``‖M‖₂``, and little more: the Schatten-8 norm unless said otherwise, (b,).
 
@@ -107,6 +115,15 @@ class Structure(ABC):
     def squared_norm(self, K: Tensor) -> Tensor:
         """``‖K‖² = tr KᵀK`` of the dense matrix, (b,)."""
         return sum_of_squares(K.flatten(1), dim=1)  # right where every packed entry occurs once
+
+    def squared_rows(self, K: Tensor) -> Tensor:
+        """The squared norm of each row of the dense matrix, diag(KKᵀ), (b, d)."""
+        return sum_of_squares(self.unpack(K), dim=2)
+
+    def trace(self, M: Tensor) -> Tensor:
+        """``tr M`` of the dense matrix, (b,)."""
+        diagonal = self.unpack(M).diagonal(dim1=1, dim2=2)
+        return diagonal.sum(1, dtype=wide_dtype(M.dtype))
 
 
 @dataclass(frozen=True)

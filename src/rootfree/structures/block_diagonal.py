@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from rootfree.structures.base import SizedStructure
 from rootfree.structures.norms import schatten8
+from rootfree.structures.precision import sum_of_squares, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,18 @@ class BlockDiagonal(SizedStructure):
 
     def project_factor_gram(self, K: Tensor) -> Tensor:
         return K.mT @ K
+
+    def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
+        if U.dim() == 2:
+            return K.mT @ (self._split(U.unsqueeze(-1)) * K)
+        return K.mT @ (self.pack(U) @ K)  # the other blocks of U do not meet those of K
+
+    def squared_rows(self, K: Tensor) -> Tensor:
+        return sum_of_squares(K, dim=3).flatten(1)[:, : self.d]
+
+    def trace(self, M: Tensor) -> Tensor:
+        # the padding is zero
+        return M.diagonal(dim1=2, dim2=3).sum((1, 2), dtype=wide_dtype(M.dtype))
 
     def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
         return schatten8(M, dtype=dtype).amax(1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rootfree.structures.base import Structure
-from rootfree.structures.precision import sum_of_squares
+from rootfree.structures.precision import sum_of_squares, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,15 @@ class Diagonal(Structure):
 
     def project_factor_gram(self, K: Tensor) -> Tensor:
         return K.square()
+
+    def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
+        return K.square() * (U if U.dim() == 2 else U.diagonal(dim1=1, dim2=2))
+
+    def squared_rows(self, K: Tensor) -> Tensor:
+        return K.to(wide_dtype(K.dtype)).square()
+
+    def trace(self, M: Tensor) -> Tensor:
+        return M.sum(1, dtype=wide_dtype(M.dtype))
 
     def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
         return M.abs().amax(1)

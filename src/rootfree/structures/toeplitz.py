@@ -68,6 +68,9 @@ class _Toeplitz(Structure):
         c = K.to(wide_dtype(K.dtype))
         return self._tangent(_correlate(c, self._multiplicities(c) * c)).to(K.dtype)
 
+    def trace(self, M: Tensor) -> Tensor:
+        return self.d * M[:, 0].to(wide_dtype(M.dtype))
+
     def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
         # ‖M‖₂ <= max |f| on the circle, f(z) = Σ c[j] zʲ. On 8d points a polynomial of this degree
         # reaches cos(π/8) of its maximum (Bernstein).

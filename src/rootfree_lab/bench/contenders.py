@@ -164,6 +164,7 @@ def graphed(contender: Contender) -> Contender:
             raise NotApplicableError(f"rootfree {rootfree.__version__} has no GraphedStep")
         built = contender.build(ps)
         (optimizer,) = built.optimizers
+        assert isinstance(optimizer, rootfree.RootFreeOptimizer)
         return replace(built, step=rootfree.GraphedStep(optimizer).step)
 
     # Its temporaries stay reserved in the graph's own pool.

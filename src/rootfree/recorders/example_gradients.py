@@ -1,0 +1,79 @@
+"""Per-example gradients of one module's parameters, from its input and its output's gradient.
+
+Shapes as in `layers`: n examples come first. V (n, *shape of the parameter) is the gradient of the
+loss by the parameter as far as it comes through each example's output.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rootfree.recorders.grams import wide_dtype
+from rootfree.recorders.layers import EmbeddingLayer, Layer
+
+
+def of_layer(layer: Layer, name: str, x: Tensor, grad: Tensor) -> Tensor:
+    """V of the weight or the bias of a linear layer."""
+    wide = wide_dtype(layer.weight.dtype)
+    Y = layer.outputs(grad).to(wide)
+    n = len(Y)
+    if name == "bias":
+        return Y.sum(1).reshape(n, -1)  # Σ_t y
+    if isinstance(layer, EmbeddingLayer):
+        counted = layer.counted(x)
+        Y = Y if counted is None else Y * counted[:, :, None, None]
+        index = layer.indices(x)[:, :, None].expand(-1, -1, layer.o)
+        V = Y.new_zeros(n, layer.i, layer.o)
+        return V.scatter_add_(1, index, Y.squeeze(2))
+    pieces = []
+    first = 0
+    for a in layer.inputs(x):
+        y = Y[first : first + len(a)]
+        pieces.append(torch.einsum("ntgo,ntgi->ngoi", y, a.to(wide)))  # Σ_t y aᵀ
+        first += len(a)
+    return torch.cat(pieces).reshape(n, *layer.weight.shape)
+
+
+def of_batch_norm(module: _BatchNorm, name: str, x: Tensor, grad: Tensor) -> Tensor:
+    """V of the scale or the shift; examples share the statistics, which are taken as given."""
+    wide = wide_dtype(x.dtype)
+    grad = grad.to(wide)
+    if name == "weight":
+        use_batch = module.training or module.running_mean is None
+        mean, var = (None, None) if use_batch else (module.running_mean, module.running_var)
+        grad = grad * batch_norm(x.to(wide), mean, var, training=use_batch, eps=module.eps)
+    return grad.flatten(2).sum(2) if grad.dim() > 2 else grad
+
+
+def of_module(module: nn.Module, name: str, x: Tensor, grad: Tensor) -> Tensor:
+    """V of a parameter of any module that treats examples independently, by `torch.func`."""
+    p = module.get_parameter(name)
+    bare = _WithoutHooks(module)
+
+    def one(x: Tensor, grad: Tensor) -> Tensor:
+        def forward(p: Tensor) -> Tensor:
+            y: Tensor = functional_call(bare, {f"module.{name}": p}, (x.unsqueeze(0),))
+            return y.squeeze(0)
+
+        pull_back = vjp(forward, p.detach())[1]
+        V: Tensor = pull_back(grad)[0]
+        return V
+
+    V: Tensor = vmap(one)(x.to(p.dtype), grad.to(p.dtype))
+    return V.to(wide_dtype(V.dtype))
+
+
+class _WithoutHooks(nn.Module):
+    """Computes what the module does, unseen by the hooks on it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.module.forward(x)
+        return y

@@ -1,0 +1,49 @@
+"""Sums of outer products of rows, in the precision that the device multiplies fast.
+
+The sums themselves are kept in float32 (float64 for float64 rows), whatever the rows' dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Half-precision products that are summed and returned in float32: CUDA only, newer torch only.
+_WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums over rows of `dtype` are kept."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def row_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which rows of `x` are multiplied: on a GPU that of autocast, where it is on."""
+    if not x.is_floating_point():
+        return torch.get_default_dtype()
+    if x.is_cuda and x.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return x.dtype
+
+
+def gram(X: Tensor) -> Tensor:
+    """Σ_r X[r, g] X[r, g]ᵀ for rows X (r, g, d): (g, d, d)."""
+    if X.shape[1] == 1:  # a plain product: no copy to bring the groups to the front
+        rows = X.squeeze(1)
+        return _product(rows.mT, rows).unsqueeze(0)
+    wide = X.transpose(0, 1).to(wide_dtype(X.dtype))
+    return wide.mT @ wide
+
+
+def gram_diagonal(X: Tensor) -> Tensor:
+    """The diagonal of `gram`: (g, d)."""
+    return X.to(wide_dtype(X.dtype)).square().sum(0)
+
+
+def _product(X: Tensor, Y: Tensor) -> Tensor:
+    wide = wide_dtype(X.dtype)
+    if X.dtype == wide:
+        return X @ Y
+    if X.is_cuda and _WIDE_PRODUCTS:
+        return torch.mm(X, Y, out_dtype=wide)
+    return X.to(wide) @ Y.to(wide)

@@ -1,0 +1,279 @@
+"""KFAC: for every linear layer, H ≈ (gradient factor) ⊗ (input factor)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.autograd.graph import get_gradient_edge
+
+from rootfree.curvature import KroneckerCurvature, ParameterCurvature
+from rootfree.options import positive_integer
+from rootfree.recorders.kfac_factors import (
+    Call,
+    LayerSums,
+    Sharing,
+    block_diagonal,
+    gradient_sum,
+    input_sums,
+    zero_sums,
+)
+from rootfree.recorders.layers import Layer, find_layers
+from rootfree.recorders.losses import LOSSES
+from rootfree.recorders.recorder import Recorder
+from rootfree.recorders.sampling import Draws
+
+Fisher = Literal["empirical", "type-2", "monte-carlo"]
+
+
+class KFACRecorder(Recorder):
+    r"""KFAC: the curvature of each linear layer as a Kronecker product.
+
+    .. code-block:: text
+
+        H = G ⊗ A      A = E[a aᵀ] over the layer's inputs, with a one appended for the bias
+                       G = B Σ g gᵀ over the gradients by its outputs        ("empirical")
+
+    With it :class:`rootfree.IFShampoo` is inverse-free KFAC (SINGD).
+
+    Args:
+        model: its Linear, Conv1d, Conv2d, Conv3d and Embedding layers are recorded; parameters of
+            other layers keep the gradient outer product, and :meth:`summary` says which.
+        fisher: where the gradients g come from. "empirical": the loss itself, at no further pass.
+            "monte-carlo": the loss with targets drawn from the model's distribution, one backward
+            pass (without weight gradients) for each of `samples`. "type-2": a root of the loss's
+            Hessian, one such pass for each class or output: exact, and the dearest.
+        sharing: how a weight used at several positions (tokens, pixels) is treated. "expand": each
+            position is an example of its own; right where each has its own loss term. "reduce":
+            inputs are averaged, gradients summed over the positions; right where the loss sees
+            their average, and cheaper.
+        loss: "cross_entropy", "mse" or "binary_cross_entropy": needed by "monte-carlo" and
+            "type-2", which are given the model's outputs with :meth:`backward`.
+        samples: draws of the targets ("monte-carlo").
+        joint: weight and bias of a layer are one matrix [W b]; else they are independent.
+        max_dense: axes longer than this get a diagonal factor.
+        scaler: the ``torch.amp.GradScaler`` in use, so that its factor is taken out again.
+        seed: of the drawn targets; default: from torch's own, without drawing from it.
+        process_group: ranks that average gradients; None: this process alone.
+
+    A layer that is called several times in a forward pass contributes the rows of all calls, and
+    micro-batches add up to the batch that they are, if their losses add up to its loss. Channel
+    groups of a convolution are separate layers that share the average of their input factors.
+
+    Example:
+        >>> import torch, rootfree
+        >>> from rootfree.recorders import KFACRecorder
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+        >>> recorder = KFACRecorder(model)
+        >>> with recorder:
+        ...     model(torch.randn(32, 4)).square().mean().backward()
+        >>> H = recorder.of(model[0].weight, batch_size=32 * 8)
+        >>> H.axes
+        (8, 5)
+    """
+
+    _sums: dict[int, LayerSums]  # by the identity of the weight
+    _calls: list[Call]  # of the forward passes whose loss has not been seen yet
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        fisher: Fisher = "empirical",
+        sharing: Sharing = "expand",
+        loss: str | None = None,
+        samples: int = 1,
+        joint: bool = True,
+        max_dense: int = 8192,
+        scaler: Any = None,
+        seed: int | None = None,
+        process_group: Any = "world",
+    ) -> None:
+        if fisher not in ("empirical", "type-2", "monte-carlo"):
+            raise ValueError(
+                f'fisher must be "empirical", "type-2" or "monte-carlo", got {fisher!r}'
+            )
+        if sharing not in ("expand", "reduce"):
+            raise ValueError(f'sharing must be "expand" or "reduce", got {sharing!r}')
+        if fisher != "empirical" and loss is None:
+            raise ValueError(f'fisher="{fisher}" needs to know the loss: give loss="cross_entropy"')
+        super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
+        self._layers = find_layers(model)
+        self.fisher = fisher
+        self.sharing = sharing
+        self.samples = positive_integer("samples", samples)
+        self.max_dense = positive_integer("max_dense", max_dense)
+        self._joint = joint
+        self._draws = Draws(seed, self._ranks)
+        self._biases = {
+            id(layer.bias): layer for layer in self._layers.values() if layer.bias is not None
+        }
+
+    # -- recording ---------------------------------------------------------------------------
+
+    def _install(self) -> list[Any]:
+        return [
+            module.register_forward_hook(
+                partial(self._after_forward, layer, self._context), prepend=True, with_kwargs=True
+            )
+            for layer in self._layers.values()
+            for module in layer.modules
+        ]
+
+    @_disable_dynamo
+    def _after_forward(
+        self,
+        layer: Layer,
+        context: object,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Tensor,
+    ) -> None:
+        if not (torch.is_grad_enabled() and output.requires_grad and layer.trains()):
+            return
+        x = args[0] if args else kwargs["input"]
+        # The inputs are summed up now, not when the gradient comes: keeping them would undo
+        # checkpointing, and autograd may hold only a half-precision copy. They count once the
+        # gradient is seen: a checkpoint's recomputed forward pass never gets one.
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            sums = input_sums(
+                layer, x.detach(), sharing=self.sharing, dense=layer.i <= self.max_dense
+            )
+        call = Call(layer, sums)
+        if self.fisher == "empirical":
+            output.register_hook(partial(self._on_gradient, call, context))
+        else:
+            call.edge = get_gradient_edge(output)
+            self._calls.append(call)
+
+    @_disable_dynamo
+    def _on_gradient(self, call: Call, context: object, grad: Tensor) -> None:
+        if self._open and context is self._context:
+            self._add(call, grad, factor=self._scale_of(grad))
+
+    def _add(self, call: Call, grad: Tensor, *, factor: Tensor | float = 1.0) -> None:
+        layer = call.layer
+        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
+            G = gradient_sum(
+                layer,
+                grad.detach(),
+                call.inputs.counted,
+                sharing=self.sharing,
+                dense=layer.o <= self.max_dense,
+            )
+            if not isinstance(factor, float):
+                G /= factor**2
+            sums = self._sums.get(id(layer.weight))
+            if sums is None:
+                self._sums[id(layer.weight)] = LayerSums(call.inputs, G)
+            else:
+                sums.G += G
+                if not call.added:
+                    sums.inputs.add_(call.inputs)
+            call.added = True
+
+    def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
+        if self.fisher == "empirical":
+            return
+        if outputs is None:
+            raise ValueError(
+                f'fisher="{self.fisher}" needs the model\'s outputs: '
+                "recorder.backward(loss, outputs)"
+            )
+        assert self.loss is not None
+        calls, self._calls = self._calls, []
+        edges = cast("list[Tensor]", [call.edge for call in calls])
+        z = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
+        if self.fisher == "type-2":
+            vectors = LOSSES[self.loss].roots(z)
+        else:
+            vectors = (
+                LOSSES[self.loss].sample(z, self._draws.on(z.device)) for _ in range(self.samples)
+            )
+        for v in vectors:
+            grads = torch.autograd.grad(
+                outputs, edges, v.to(outputs.dtype), retain_graph=True, allow_unused=True
+            )
+            for call, grad in zip(calls, grads, strict=True):
+                if grad is not None:
+                    self._add(call, grad)
+
+    # -- the optimizer's side ----------------------------------------------------------------
+
+    def joint(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Weights and biases of the recorded layers, where both are trained."""
+        return [
+            (layer.weight, layer.bias)
+            for layer in self._layers.values()
+            if self._joined(layer) and layer.weight.requires_grad and layer.bias is not None
+        ]
+
+    def _joined(self, layer: Layer) -> bool:
+        bias = layer.bias
+        return self._joint and bias is not None and bias.requires_grad
+
+    def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
+        """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
+        layer = self._layers.get(id(p)) or self._biases.get(id(p))
+        sums = self._sums.get(id(layer.weight)) if layer is not None else None
+        if layer is None or sums is None:
+            return None
+        self._check_batch_size(batch_size)
+        if self.fisher == "empirical":
+            # Rows g are of the differentiated loss, an average: B Σ g gᵀ is (1/B) Σ (Bg)(Bg)ᵀ.
+            # With gradients averaged over ranks, a rank's g is `size` times too large.
+            factor = batch_size / self._ranks.size**2
+        else:
+            # Rows are of the summed loss, whose average the optimizer sees.
+            factor = 1 / (batch_size * (self.samples if self.fisher == "monte-carlo" else 1))
+        G = block_diagonal(sums.G) * factor
+        if p is layer.bias:
+            return KroneckerCurvature((G,), (len(G),))
+        A = sums.inputs.mean(bias=self._joined(layer))
+        factors = (A, G) if layer.indexed else (G, A)
+        return KroneckerCurvature(factors, tuple(len(U) for U in factors))
+
+    def _recorded(self) -> bool:
+        return bool(self._sums)
+
+    def _backward_hint(self) -> str:
+        return "" if self.fisher == "empirical" else ", with recorder.backward(loss, outputs)"
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._context = object()  # gradients of an earlier context's graphs are not counted
+        self._sums = {}
+        self._calls = []
+
+    def _reduce(self) -> None:
+        if self._ranks.size == 1:
+            return
+        layers = list(self._layers.values())
+        device = next(iter(self._sums.values())).G.device
+        # A rank may not have come by a layer that others have: it takes part with zeros.
+        seen = self._ranks.any([id(layer.weight) in self._sums for layer in layers], device)
+        for layer, anywhere in zip(layers, seen, strict=True):
+            if anywhere:
+                empty = zero_sums(layer, device=device, max_dense=self.max_dense)
+                sums = self._sums.setdefault(id(layer.weight), empty)
+                inputs = sums.inputs
+                inputs.rows = torch.as_tensor(inputs.rows, dtype=inputs.A.dtype, device=device)
+                self._ranks.sum_([inputs.A, inputs.a, inputs.rows, sums.G])
+
+    # -- what a person sees ------------------------------------------------------------------
+
+    def _describe(self, p: nn.Parameter) -> str:
+        layer = self._layers.get(id(p)) or self._biases.get(id(p))
+        if layer is None:
+            return "gradient outer product (not a layer that KFAC knows)"
+        if p is layer.bias:
+            joined = self._joined(layer) and layer.weight.requires_grad
+            return "with its weight" if joined else f"KFAC {layer.groups * layer.o}"
+        i = layer.i + self._joined(layer)
+        sizes = (i, layer.o) if layer.indexed else (layer.groups * layer.o, i)
+        return "KFAC " + " x ".join(map(str, sizes))

@@ -1,0 +1,142 @@
+"""The two factors of KFAC for one call of a layer: sums over inputs, and over output gradients.
+
+Shapes as in `layers`. Weight sharing (Eschenhagen et al., 2023): "expand" takes every position for
+an example of its own; "reduce" averages the inputs and sums the gradients over the positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from rootfree.recorders.grams import gram, gram_diagonal, row_dtype, wide_dtype
+from rootfree.recorders.layers import EmbeddingLayer, Layer
+
+Sharing = Literal["expand", "reduce"]
+
+
+@dataclass
+class InputSums:
+    """Σ a aᵀ (i, i), or its diagonal (i,); Σ a (i,); and the number of rows a."""
+
+    A: Tensor
+    a: Tensor
+    rows: Tensor | float
+    counted: Tensor | None = None  # (n, t), of one call: rows that are no padding; None: all
+
+    def add_(self, other: InputSums) -> None:
+        self.A += other.A
+        self.a += other.a
+        self.rows = self.rows + other.rows
+
+    def mean(self, *, bias: bool) -> Tensor:
+        """E[a aᵀ]; with `bias`, of the inputs with a one appended, the input of the bias."""
+        rows = self.rows
+        # A layer that got empty batches only has H = 0, not 0/0.
+        rows = rows.clamp(min=1) if isinstance(rows, Tensor) else max(rows, 1)
+        A = self.A / rows
+        if not bias:
+            return A
+        one = A.new_ones(1)
+        if A.dim() == 1:
+            return torch.cat([A, one])
+        mean = self.a / rows
+        top = torch.cat([A, mean[:, None]], dim=1)
+        return torch.cat([top, torch.cat([mean, one])[None]])
+
+
+@dataclass
+class LayerSums:
+    """What was recorded of a layer: its inputs, and Σ g gᵀ (g, o, o), or its diagonal (g, o)."""
+
+    inputs: InputSums
+    G: Tensor
+
+
+@dataclass
+class Call:
+    """One forward pass of a layer, until its gradient comes by."""
+
+    layer: Layer
+    inputs: InputSums
+    edge: GradientEdge | None = None
+    added: bool = False  # several backward passes may see the same inputs
+
+
+def input_sums(layer: Layer, x: Tensor, *, sharing: Sharing, dense: bool) -> InputSums:
+    """The input half of one call."""
+    if isinstance(layer, EmbeddingLayer):
+        return _index_sums(layer, x, sharing=sharing)
+    dtype = row_dtype(x)
+    x = x.to(dtype)
+    A = a = None
+    rows = 0
+    pieces = iter([layer.mean_inputs(x)]) if sharing == "reduce" else layer.inputs(x)
+    for piece in pieces:
+        X = piece.reshape(-1, 1, layer.i)  # channel groups are more rows of the same factor
+        new = gram(X)[0] if dense else gram_diagonal(X)[0]
+        total = X.sum(0, dtype=wide_dtype(X.dtype))[0]
+        A, a = (new, total) if A is None or a is None else (A.add_(new), a.add_(total))
+        rows += len(X)
+    if A is None or a is None:  # an empty batch
+        wide = wide_dtype(dtype)
+        A, a = (x.new_zeros(layer.i, *[layer.i] * k, dtype=wide) for k in (int(dense), 0))
+    return InputSums(A, a, rows)
+
+
+def gradient_sum(
+    layer: Layer, grad: Tensor, counted: Tensor | None, *, sharing: Sharing, dense: bool
+) -> Tensor:
+    """Σ g gᵀ over the rows of output gradients (g, o, o), or its diagonal (g, o)."""
+    Y = layer.outputs(grad)
+    if counted is not None:
+        Y = Y * counted[:, :, None, None]
+    if sharing == "reduce":
+        Y = Y.sum(1, keepdim=True, dtype=wide_dtype(grad.dtype))
+    Y = Y.reshape(-1, layer.groups, layer.o)
+    return gram(Y) if dense else gram_diagonal(Y)
+
+
+def _index_sums(layer: EmbeddingLayer, x: Tensor, *, sharing: Sharing) -> InputSums:
+    """One-hot inputs: Σ a aᵀ is diagonal ("reduce": its diagonal is taken)."""
+    index = layer.indices(x)
+    counted = layer.counted(x)
+    wide = wide_dtype(layer.weight.dtype)
+    # The sums count with the layer's own dtype: float32 is exact up to 2²⁴ of one index.
+    weight = torch.ones_like(index, dtype=wide)
+    n, t = index.shape
+    rows: Tensor | float = n * t
+    if counted is not None:  # padding has no gradient: it is no row
+        weight = weight * counted
+        rows = weight.sum()
+    if sharing == "reduce":
+        # a is the mean of the one-hot rows: a_v = (how often v occurs)/t, and Σ_v a_v² e_v sums
+        # (how often the index at a position occurs)/t² over the positions.
+        ordered = index.sort(dim=1).values
+        occurs = torch.searchsorted(ordered, index, right=True) - torch.searchsorted(ordered, index)
+        weight = weight * occurs / t**2
+        rows = n
+    A = torch.zeros(layer.i, dtype=wide, device=x.device)
+    A.scatter_add_(0, index.reshape(-1), weight.reshape(-1))
+    return InputSums(A, A.new_zeros(0), rows, counted)
+
+
+def zero_sums(layer: Layer, *, device: torch.device, max_dense: int) -> LayerSums:
+    """The sums of a layer that was not called."""
+    wide = wide_dtype(layer.weight.dtype)
+    dense_in = layer.i <= max_dense and not layer.indexed
+    A = torch.zeros([layer.i] * (1 + dense_in), dtype=wide, device=device)
+    a = A.new_zeros(0 if layer.indexed else layer.i)
+    G = A.new_zeros([layer.groups] + [layer.o] * (1 + (layer.o <= max_dense)))
+    return LayerSums(InputSums(A, a, 0), G)
+
+
+def block_diagonal(G: Tensor) -> Tensor:
+    """(g, o, o) as one matrix with the groups' blocks on its diagonal; a diagonal (g, o) as one."""
+    if G.dim() == 2 or G.shape[-1] == 1:
+        return G.reshape(-1)
+    return G[0] if len(G) == 1 else torch.block_diag(*G)

@@ -1,0 +1,124 @@
+"""Losses whose Hessian by the model's outputs is known: its root, samples, and its scale.
+
+z are the model's outputs as the loss takes them, one term ℓ for each row or element of z; the loss
+that is differentiated is w Σ ℓ, with w = 1/B for an average and 1 for a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Loss(Protocol):
+    """What the recorders ask of a loss."""
+
+    def terms(self, z: Tensor) -> tuple[int, ...]:
+        """The numbers of terms that the loss may be said to average."""
+
+    def roots(self, z: Tensor) -> Iterator[Tensor]:
+        """Tensors s shaped like z with Σ s sᵀ = ∇²ℓ, for every term at once."""
+
+    def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
+        """∇ℓ by z for targets drawn from the model's distribution: its covariance is ∇²ℓ."""
+
+    def weight(self, z: Tensor, g: Tensor, loss: Tensor) -> Tensor:
+        """A lower bound on w, given the loss w Σ ℓ and its gradient g by z."""
+
+
+class CrossEntropy:
+    """F.cross_entropy(z, ·), classes on axis 1 (0 without a batch): ∇²ℓ = diag(p) - ppᵀ."""
+
+    def terms(self, z: Tensor) -> tuple[int, ...]:
+        return (z.numel() // z.shape[_class_axis(z)],)
+
+    def roots(self, z: Tensor) -> Iterator[Tensor]:
+        axis = _class_axis(z)
+        p = z.softmax(axis)
+        for c in range(z.shape[axis]):
+            root = p.select(axis, c).sqrt()
+            s = -p * root.unsqueeze(axis)  # √p_c (e_c - p)
+            s.select(axis, c).add_(root)
+            yield s
+
+    def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
+        axis = _class_axis(z)
+        p = z.softmax(axis).movedim(axis, -1)
+        drawn = torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator)
+        g = p.clone()  # p - e_y
+        g.view(-1, p.shape[-1]).scatter_add_(1, drawn, -torch.ones_like(drawn, dtype=p.dtype))
+        return g.movedim(-1, axis)
+
+    def weight(self, z: Tensor, g: Tensor, loss: Tensor) -> Tensor:
+        # g = w(p - y) with y >= 0, so w >= g/p; entries of tiny p would only add noise.
+        p = z.softmax(_class_axis(z))
+        return torch.where(p > 0.5 / z.shape[_class_axis(z)], g / p, 0.0).amax()
+
+
+class SquaredError:
+    """F.mse_loss(z, ·): ℓ = (z - y)² of each element, ∇²ℓ = 2."""
+
+    def terms(self, z: Tensor) -> tuple[int, ...]:
+        return _elements_or_rows(z)
+
+    def roots(self, z: Tensor) -> Iterator[Tensor]:
+        yield from _one_by_one(torch.full_like(z, math.sqrt(2)))
+
+    def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.empty_like(z).normal_(generator=generator)
+        return math.sqrt(2) * noise
+
+    def weight(self, z: Tensor, g: Tensor, loss: Tensor) -> Tensor:
+        # loss = w Σ (z-y)² and g = 2w(z-y); with other terms in the loss this is a lower bound.
+        return g.square().sum() / (4 * loss)
+
+
+class BinaryCrossEntropy:
+    """F.binary_cross_entropy_with_logits(z, ·): for each element, ∇²ℓ = p(1 - p)."""
+
+    def terms(self, z: Tensor) -> tuple[int, ...]:
+        return _elements_or_rows(z)
+
+    def roots(self, z: Tensor) -> Iterator[Tensor]:
+        p = z.sigmoid()
+        yield from _one_by_one((p * (1 - p)).sqrt())
+
+    def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
+        p = z.sigmoid()
+        return p - torch.bernoulli(p, generator=generator)
+
+    def weight(self, z: Tensor, g: Tensor, loss: Tensor) -> Tensor:
+        # g = w(p - y) with 0 <= y <= 1: w >= g/p where g > 0, and w >= -g/(1-p) elsewhere.
+        p = z.sigmoid()
+        return (g.abs() / torch.where(g > 0, p, 1 - p).clamp(min=0.1)).amax()
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": CrossEntropy(),
+    "mse": SquaredError(),
+    "binary_cross_entropy": BinaryCrossEntropy(),
+}
+
+
+def _class_axis(z: Tensor) -> int:
+    return 1 if z.dim() > 1 else 0
+
+
+def _elements_or_rows(z: Tensor) -> tuple[int, ...]:
+    rows = z.numel() // z.shape[-1] if z.dim() > 1 else z.numel()
+    return (z.numel(), rows)
+
+
+def _one_by_one(root: Tensor) -> Iterator[Tensor]:
+    """The entries of the last axis one at a time: they are independent terms of one example."""
+    if root.dim() < 2:
+        yield root
+        return
+    for c in range(root.shape[-1]):
+        s = torch.zeros_like(root)
+        s[..., c] = root[..., c]
+        yield s

@@ -1,0 +1,262 @@
+"""The standard empirical Fisher: one outer product for each example."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rootfree.batch_size import first_length
+from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
+from rootfree.recorders import example_gradients
+from rootfree.recorders.grams import wide_dtype
+from rootfree.recorders.layers import find_layers
+from rootfree.recorders.recorder import Recorder
+
+
+@dataclass
+class _Call:
+    """Input and output gradient of one call of a module."""
+
+    backward: int  # which backward pass; calls of the same one are about the same examples
+    x: Tensor
+    version: int  # of x when it was recorded
+    grad: Tensor
+
+
+class PerExampleGradients(SumOfOuterProducts):
+    """A sum of outer products whose V is computed when it is asked for, and kept by nobody."""
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        object.__setattr__(self, "_compute", compute)
+        object.__setattr__(self, "_alive", lambda: None)
+
+    @property
+    def V(self) -> Tensor:  # type: ignore[override]
+        """(examples, *shape of the parameter)."""
+        alive: Tensor | None = self._alive()  # type: ignore[attr-defined]
+        if alive is None:
+            alive = self._compute()  # type: ignore[attr-defined]
+            object.__setattr__(self, "_alive", weakref.ref(alive))
+        return alive
+
+
+class PerExampleFisherRecorder(Recorder):
+    r"""The standard empirical Fisher, with the gradient of every example.
+
+    .. code-block:: text
+
+        H = (1/B) Σᵢ gᵢ gᵢᵀ      gᵢ: gradient of the loss of example i
+
+    Against the default, B ḡḡᵀ with the gradient ḡ of the whole batch, H has up to B directions
+    instead of one. Both have the same expectation when gradients of different examples are
+    uncorrelated with mean zero; for one example they are the same.
+
+    Args:
+        model: linear layers, convolutions, embeddings and batch norms are recorded directly, and
+            other modules that have parameters of their own, one tensor in and one out by
+            ``torch.func``. The rest keeps the gradient outer product: see :meth:`summary`.
+        loss: as in :class:`KFACRecorder`, for the check that ``backward`` makes.
+        scaler: the ``torch.amp.GradScaler`` in use, so that its factor is taken out again.
+        process_group: ranks that average gradients; None: this process alone.
+
+    The first axis of the model's input must count the examples. Where the loss has several terms
+    for each (tokens), `batch_size` is the number of terms and gᵢ belongs to all terms of example i.
+
+    Kept until the step are the inputs and output gradients of the modules, no more than the
+    activations. The gradients of all examples, (examples, *shape) of one parameter, exist while the
+    optimizer works on it. On several ranks each keeps its examples, and all gather them.
+
+    Example:
+        >>> import torch, rootfree
+        >>> from rootfree.recorders import PerExampleFisherRecorder
+        >>> model = torch.nn.Linear(4, 2)
+        >>> recorder = PerExampleFisherRecorder(model)
+        >>> with recorder:
+        ...     model(torch.randn(8, 4)).square().sum(1).mean().backward()
+        >>> recorder.of(model.weight, batch_size=8).V.shape
+        torch.Size([8, 2, 4])
+    """
+
+    _calls: dict[nn.Module, list[_Call]]
+    _seen: set[nn.Module] | None  # on any rank; None: this process alone
+    _n: int | None  # examples in the model's input
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: str | None = None,
+        scaler: Any = None,
+        process_group: Any = "world",
+    ) -> None:
+        super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
+        self._layers = find_layers(model)
+        self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in model.modules():
+            for name, p in module.named_parameters(recurse=False):
+                self._owners.setdefault(id(p), []).append((module, name))
+        self._strangers: set[nn.Module] = set()  # modules that turned out to be unsuitable
+        self._tried: set[nn.Module] = set()
+
+    # -- recording ---------------------------------------------------------------------------
+
+    def _install(self) -> list[Any]:
+        handles: list[Any] = [
+            self.model.register_forward_pre_hook(self._before_model, with_kwargs=True)
+        ]
+        modules = {module for owners in self._owners.values() for module, _ in owners}
+        for module in modules:
+            if self._knows(module):
+                hook = partial(self._after_forward, self._context)
+                handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
+        return handles
+
+    def _before_model(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        try:
+            self._n = first_length(args, kwargs)
+        except ValueError:  # no tensor among them: the layers know themselves
+            self._n = None
+
+    @_disable_dynamo
+    def _after_forward(
+        self,
+        context: object,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        trained = any(p.requires_grad for p in module.parameters(recurse=False))
+        if not (torch.is_grad_enabled() and trained):
+            return
+        inputs = [*args, *kwargs.values()]
+        fits = len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)
+        if not fits or (self._n is not None and self._n != len(inputs[0])):
+            self._strangers.add(module)  # no example axis, or not one tensor in and one out
+            return
+        if output.requires_grad:
+            x = inputs[0].detach()
+            hook = partial(self._on_gradient, context, module, x, x._version)
+            output.register_hook(hook)
+
+    @_disable_dynamo
+    def _on_gradient(
+        self, context: object, module: nn.Module, x: Tensor, version: int, grad: Tensor
+    ) -> None:
+        if self._open and context is self._context:
+            which = torch._C._current_graph_task_id()
+            grad = grad.detach()
+            if self.scaler is not None:
+                grad = grad / self._scale_of(grad)
+            call = _Call(which, x, version, grad)
+            if module not in self._tried:
+                self._try(module, call)
+            self._calls.setdefault(module, []).append(call)
+
+    def _try(self, module: nn.Module, call: _Call) -> None:
+        """Whether `torch.func` can treat the module is found out once, with one example."""
+        self._tried.add(module)
+        one = _Call(call.backward, call.x[:1], call.version, call.grad[:1])
+        try:
+            for name, _ in module.named_parameters(recurse=False):
+                self._of_call(module, name, one)
+        except (RuntimeError, NotImplementedError, ValueError):
+            self._strangers.add(module)
+
+    def _knows(self, module: nn.Module) -> bool:
+        # What has recorded modules inside is not a function of its own parameters alone.
+        return not any(p is not None for child in module.children() for p in child.parameters())
+
+    # -- the optimizer's side ----------------------------------------------------------------
+
+    def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
+        """Vᵢ = √B times the gradient by `p` that comes through example i: H = Σ Vᵢ Vᵢᵀ."""
+        owners = self._owners.get(id(p), [])
+        if not owners or not all(self._has(module) for module, _ in owners):
+            return None
+        self._check_batch_size(batch_size)
+        self._check_examples(batch_size)
+        return PerExampleGradients(partial(self._gradients, owners, batch_size))
+
+    def _has(self, module: nn.Module) -> bool:
+        seen = module in (self._calls if self._seen is None else self._seen)
+        return seen and module not in self._strangers
+
+    def _gradients(self, owners: list[tuple[nn.Module, str]], batch_size: int) -> Tensor:
+        parts: dict[int, Tensor] = {}
+        for module, name in owners:
+            for call in self._calls.get(module, []):
+                if call.x._version != call.version:
+                    raise RuntimeError(
+                        f"the input of a {type(module).__name__} was changed in place between "
+                        "backward and step, where PerExampleFisherRecorder needs it"
+                    )
+                V = self._of_call(module, name, call)
+                parts[call.backward] = parts[call.backward] + V if call.backward in parts else V
+        module, name = owners[0]
+        p = module.get_parameter(name)
+        none = torch.zeros(0, *p.shape, dtype=wide_dtype(p.dtype), device=p.device)
+        # Rows are of the differentiated loss, an average over all ranks: B Σ g gᵀ.
+        V = torch.cat([none, *parts.values()]) * (batch_size**0.5 / self._ranks.size)
+        return self._ranks.gather(V)
+
+    def _of_call(self, module: nn.Module, name: str, call: _Call) -> Tensor:
+        with torch.no_grad(), torch.autocast(call.x.device.type, enabled=False):
+            layer = self._layers.get(id(getattr(module, "weight", None)))
+            if layer is not None and module in layer.modules:
+                return example_gradients.of_layer(layer, name, call.x, call.grad)
+            if isinstance(module, _BatchNorm):
+                return example_gradients.of_batch_norm(module, name, call.x, call.grad)
+            return example_gradients.of_module(module, name, call.x, call.grad)
+
+    def _check_examples(self, batch_size: int) -> None:
+        examples = self._ranks.size * max(
+            sum({call.backward: len(call.grad) for call in calls}.values())
+            for calls in self._calls.values()
+        )
+        if batch_size != 1 and batch_size % examples:
+            raise RuntimeError(
+                f"the recorder saw {examples} examples, but batch_size is {batch_size}: it must be "
+                "a multiple (the number of loss terms that are averaged), or 1 for a summed loss"
+            )
+
+    def _recorded(self) -> bool:
+        return bool(self._calls)
+
+    def _reduce(self) -> None:
+        """Examples are gathered when they are asked for; here ranks agree on what there is."""
+        if self._ranks.size == 1:
+            return
+        modules = list(dict.fromkeys(m for owners in self._owners.values() for m, _ in owners))
+        device = next(self.model.parameters()).device
+        flags = [m in self._calls for m in modules] + [m in self._strangers for m in modules]
+        anywhere = self._ranks.any(flags, device)
+        seen, strange = anywhere[: len(modules)], anywhere[len(modules) :]
+        self._seen = {m for m, flag in zip(modules, seen, strict=True) if flag}
+        self._strangers |= {m for m, flag in zip(modules, strange, strict=True) if flag}
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._context = object()
+        self._calls = {}
+        self._seen = None
+        self._n = None
+
+    # -- what a person sees ------------------------------------------------------------------
+
+    def _describe(self, p: nn.Parameter) -> str:
+        owners = [module for module, _ in self._owners[id(p)]]
+        if all(self._knows(m) and m not in self._strangers for m in owners):
+            return "per-example gradients"
+        kind = type(owners[0]).__name__
+        return f"gradient outer product (no per-example gradients of {kind})"
