@@ -16,6 +16,7 @@ from rootfree.factor_options import (
     structured_tiles,
 )
 from rootfree.inverse_free import gradient_dtype
+from rootfree.structures import make_structure
 
 
 def described(shape, *, structure="auto", block_size=1024) -> list[tuple[int, list[str]]]:
@@ -132,12 +133,17 @@ def test_dtype_of_products():
     single, half, double = (
         nn.Parameter(torch.ones(2, dtype=d)) for d in (torch.float32, torch.bfloat16, torch.float64)
     )
-    assert gradient_dtype(single, {"matmul_dtype": None}) == torch.float32
-    assert gradient_dtype(half, {"matmul_dtype": None}) == torch.float32
-    assert gradient_dtype(single, {"matmul_dtype": torch.bfloat16}) == torch.bfloat16
-    assert gradient_dtype(single, {"matmul_dtype": torch.float16}) == torch.float32  # scaled first
+    dense = (make_structure("dense", 2),)
+    assert gradient_dtype(single, dense, {"matmul_dtype": None}) == torch.float32
+    assert gradient_dtype(half, dense, {"matmul_dtype": None}) == torch.float32
+    assert gradient_dtype(single, dense, {"matmul_dtype": torch.bfloat16}) == torch.bfloat16
+    # scaled first
+    assert gradient_dtype(single, dense, {"matmul_dtype": torch.float16}) == torch.float32
     for asked in (None, torch.bfloat16, torch.float32):
-        assert gradient_dtype(double, {"matmul_dtype": asked}) == torch.float64
+        assert gradient_dtype(double, dense, {"matmul_dtype": asked}) == torch.float64
+    # no matrix products, nothing narrower than fp32
+    diagonal = (make_structure("diagonal", 2),)
+    assert gradient_dtype(single, diagonal, {"matmul_dtype": torch.bfloat16}) == torch.float32
 
 
 @pytest.mark.parametrize(

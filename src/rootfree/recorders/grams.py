@@ -5,6 +5,9 @@ The sums themselves are kept in float32 (float64 for float64 rows), whatever the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -24,6 +27,20 @@ def row_dtype(x: Tensor) -> torch.dtype:
     if x.is_cuda and x.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
         return torch.get_autocast_dtype("cuda")
     return x.dtype
+
+
+@contextmanager
+def as_written(device_type: str) -> Iterator[None]:
+    """Without gradients and autocast; light, since it surrounds every layer of a model."""
+    enabled = torch.is_autocast_enabled(device_type)
+    if enabled:
+        torch.set_autocast_enabled(device_type, False)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if enabled:
+            torch.set_autocast_enabled(device_type, True)
 
 
 def gram(X: Tensor) -> Tensor:

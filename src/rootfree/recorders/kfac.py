@@ -13,6 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from rootfree.curvature import KroneckerCurvature, ParameterCurvature
 from rootfree.options import positive_integer
+from rootfree.recorders.grams import as_written, row_dtype
 from rootfree.recorders.kfac_factors import (
     Call,
     LayerSums,
@@ -140,9 +141,10 @@ class KFACRecorder(Recorder):
         # The inputs are summed up now, not when the gradient comes: keeping them would undo
         # checkpointing, and autograd may hold only a half-precision copy. They count once the
         # gradient is seen: a checkpoint's recomputed forward pass never gets one.
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        dtype = row_dtype(x)  # asked before autocast is off
+        with as_written(x.device.type):
             sums = input_sums(
-                layer, x.detach(), sharing=self.sharing, dense=layer.i <= self.max_dense
+                layer, x.detach(), dtype, sharing=self.sharing, dense=layer.i <= self.max_dense
             )
         call = Call(layer, sums)
         if self.fisher == "empirical":
@@ -158,7 +160,7 @@ class KFACRecorder(Recorder):
 
     def _add(self, call: Call, grad: Tensor, *, factor: Tensor | float = 1.0) -> None:
         layer = call.layer
-        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
+        with as_written(grad.device.type):
             G = gradient_sum(
                 layer,
                 grad.detach(),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from rootfree.recorders.grams import gram, gram_diagonal, row_dtype, wide_dtype
+from rootfree.recorders.grams import gram, gram_diagonal, wide_dtype
 from rootfree.recorders.layers import EmbeddingLayer, Layer
 
 Sharing = Literal["expand", "reduce"]
@@ -67,11 +67,12 @@ class Call:
     added: bool = False  # several backward passes may see the same inputs
 
 
-def input_sums(layer: Layer, x: Tensor, *, sharing: Sharing, dense: bool) -> InputSums:
-    """The input half of one call."""
+def input_sums(
+    layer: Layer, x: Tensor, dtype: torch.dtype, *, sharing: Sharing, dense: bool
+) -> InputSums:
+    """The input half of one call; rows are multiplied in `dtype`."""
     if isinstance(layer, EmbeddingLayer):
         return _index_sums(layer, x, sharing=sharing)
-    dtype = row_dtype(x)
     x = x.to(dtype)
     A = a = None
     rows = 0
