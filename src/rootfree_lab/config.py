@@ -97,7 +97,8 @@ class TrainConfig:
     """How long, in what batches, on which loss.
 
     `square_k` and `square_m` are k and M of the square loss of Hui & Belkin; `context` is the
-    length of a text example; `eval_every` counts steps (default: once an epoch).
+    length of a text example; `eval_every` counts steps (default: once an epoch). `deterministic`
+    matters on a GPU: with it two equal runs are equal bit for bit, without it they may be faster.
     """
 
     epochs: int | None = None
@@ -111,7 +112,7 @@ class TrainConfig:
     device: str = "auto"
     context: int = 0
     eval_every: int | None = None
-    deterministic: bool = False
+    deterministic: bool = True
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -135,8 +136,7 @@ class TrainConfig:
 class OutputConfig:
     """What is written on the side; nothing here changes a result or the run's identity.
 
-    `timing` splits the wall clock into forward, backward and optimizer, which on a GPU means
-    waiting for it at every part.
+    `timing` splits the time of a step into data, forward, backward and optimizer.
     """
 
     tensorboard: bool = False

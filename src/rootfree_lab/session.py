@@ -123,18 +123,28 @@ class Session:
             outputs, loss = self._forward(batch)
         with watch.part("backward"):
             loss.backward()
+        self._count(outputs.detach(), loss.detach(), batch)
         with watch.part("optimizer"):
             self._tell_batch_size(terms(batch.target))
-            for optimizer in self.optimizers:
-                optimizer.step()
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
+            self._update()
         self.done += 1
-        self.running.loss += loss.detach()
+
+    def _count(self, outputs: Tensor, loss: Tensor, batch: Batch) -> None:
+        self.running.loss += loss
         self.running.steps += 1
         if self.classifies:
-            self.running.correct += count_correct(outputs.detach(), batch.target)
+            self.running.correct += count_correct(outputs, batch.target)
             self.running.terms += terms(batch.target)
+
+    def _update(self) -> None:
+        try:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            self.check_finite()  # what is not finite has no decomposition: the run diverged
+            raise
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         bf16 = self.config.train.autocast == "bf16"
