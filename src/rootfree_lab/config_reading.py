@@ -22,7 +22,8 @@ else:
 T = TypeVar("T")
 Table = dict[str, Any]
 
-_BARE_WORD = re.compile(r"[A-Za-z_][\w./-]*\Z")
+# Words and paths, which need no quotes after --set.
+_BARE_WORD = re.compile(r"(?:[A-Za-z_]|~|\.{0,2}/)[^\"'\[\]{}=,#]*\Z")
 
 
 class ConfigError(ValueError):

@@ -26,6 +26,10 @@ def test_a_file_becomes_a_typed_config(config_file):
         ("model.options.width=4", lambda c: c.model.options["width"], 4),
         ("data.augment=true", lambda c: c.data.augment, True),
         ("data.folder='a b'", lambda c: c.data.folder, "a b"),
+        ("data.folder=/data/a b-1.0", lambda c: c.data.folder, "/data/a b-1.0"),
+        ("data.folder=../a", lambda c: c.data.folder, "../a"),
+        ("data.folder=~/a", lambda c: c.data.folder, "~/a"),
+        ("data.folder=C:\\a", lambda c: c.data.folder, "C:\\a"),
         ("train.loss=square", lambda c: c.train.loss, "square"),  # a bare word is a string
         ("train.square_k=15", lambda c: c.train.square_k, 15.0),
         ("train.eval_every=7", lambda c: c.train.eval_every, 7),
@@ -64,6 +68,7 @@ def test_every_kind_of_field_can_be_set(config_file, assignment, read, value):
         ("model=3", ["model must be a table"]),
         ("model.name.x=3", ["'name' is not a table"]),
         ("optimizer.name=3", ["optimizer", "name"]),
+        ("optimizer.lr=.5", ["optimizer.lr", "not a TOML value"]),
         ("optimizer.lr=.5.", ["optimizer.lr", "not a TOML value"]),
         ("optimizer.lr", ["NAME=VALUE"]),
         ("compare.SDG.optimizer.lr=1", ["'SDG'", "did you mean 'SGD'", "AdamW v1.5"]),
