@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from rootfree_lab import data, models
@@ -51,23 +52,12 @@ class Running:
         )
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"train.device must be auto, cpu or cuda, got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"train.device is {name!r}, but there is no CUDA device here")
-    return device
-
-
 @lru_cache(maxsize=1)  # a comparison trains on one data set many times
 def _dataset(config: DataConfig) -> Any:
     folder = None if config.folder is None else Path(config.folder)
-    return data.load(config.name, folder=folder, limit=config.limit, size=config.size)
+    loaded = data.load(config.name, folder=folder, limit=config.limit, size=config.size)
+    changes = {"resized": config.crop == "resized", "erase": config.erase}
+    return replace(loaded, augmentation=replace(loaded.augmentation, **changes))
 
 
 class Session:
@@ -84,6 +74,8 @@ class Session:
         self.test = TestFeed(dataset, train, device)
         self.classifies = dataset.classes > 0 and dataset.kind != "text"
         self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
+        unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by
+        self._test_loss = make_loss(unsmoothed, classes=dataset.classes, kind=dataset.kind)
         self.model = models.build(config.model.name, dataset, **_plain(config.model.options))
         self.model.to(device).train()
         self.terms = self._terms_per_step(dataset)
@@ -120,9 +112,12 @@ class Session:
         with watch.part("data"):
             batch = self.feed.take()
         with watch.part("forward"):
-            outputs, loss = self._forward(batch)
+            outputs = self._forward(batch)
+            loss = self._loss(outputs, batch.target)
         with watch.part("backward"):
             loss.backward()
+            if self.config.train.clip_norm is not None:
+                clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
         self._count(outputs.detach(), loss.detach(), batch)
         with watch.part("optimizer"):
             self._tell_batch_size(terms(batch.target))
@@ -146,13 +141,11 @@ class Session:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: Batch) -> Tensor:
         bf16 = self.config.train.autocast == "bf16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
-            outputs = self.model(*batch.inputs)
-        if batch.select is not None:
-            outputs = outputs[batch.select]
-        return outputs, self._loss(outputs, batch.target)
+            outputs: Tensor = self.model(*batch.inputs)
+        return outputs if batch.select is None else outputs[batch.select]
 
     def _tell_batch_size(self, count: int) -> None:
         if count == self.terms:
@@ -206,8 +199,8 @@ class Session:
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         count = 0
         for batch in self.test:
-            outputs, mean = self._forward(batch)
-            loss += mean * terms(batch.target)
+            outputs = self._forward(batch)
+            loss += self._test_loss(outputs, batch.target) * terms(batch.target)
             count += terms(batch.target)
             if self.classifies:
                 correct += count_correct(outputs, batch.target)

@@ -52,6 +52,8 @@ class Augmentation:
 
     padding: int = 4  # black pixels around the image, of which a random crop is taken
     flip: bool = True  # left-right
+    resized: bool = False  # instead of the padding: a random part, scaled to the whole image
+    erase: float = 0.0  # probability that a random box is filled with noise
 
 
 @dataclass(frozen=True)
