@@ -56,8 +56,9 @@ class Running:
 def _dataset(config: DataConfig) -> Any:
     folder = None if config.folder is None else Path(config.folder)
     loaded = data.load(config.name, folder=folder, limit=config.limit, size=config.size)
-    changes = {"resized": config.crop == "resized", "erase": config.erase}
-    return replace(loaded, augmentation=replace(loaded.augmentation, **changes))
+    resized = config.crop == "resized"
+    augmentation = replace(loaded.augmentation, resized=resized, erase=config.erase)
+    return replace(loaded, augmentation=augmentation)
 
 
 class Session:
