@@ -71,15 +71,17 @@ class Session:
         seed_everything(train.seed)
         dataset = _dataset(config.data)
         self.kind: str = dataset.kind
-        self.feed = Feed(dataset, train, device, augment=config.data.augment)
-        self.test = TestFeed(dataset, train, device)
         self.classifies = dataset.classes > 0 and dataset.kind != "text"
         self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
         unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by
         self._test_loss = make_loss(unsmoothed, classes=dataset.classes, kind=dataset.kind)
         self.model = models.build(config.model.name, dataset, **_plain(config.model.options))
         self.model.to(device).train()
-        self.terms = self._terms_per_step(dataset)
+        by_nodes = getattr(self.model, "takes_nodes", False)
+        augment = config.data.augment
+        self.feed = Feed(dataset, train, device, augment=augment, by_nodes=by_nodes)
+        self.test = TestFeed(dataset, train, device, by_nodes=by_nodes)
+        self.terms = self.feed.terms
         self.optimizers: list[Optimizer] = optimizer_registry.build(
             config.optimizer.name,
             self.model,
@@ -97,12 +99,6 @@ class Session:
         self.done = 0
         # Building took random numbers, some optimizers more than others: all start equal.
         seed_everything(train.seed + 1)
-
-    def _terms_per_step(self, dataset: Any) -> int:
-        if dataset.kind == "graph":
-            return terms(self.feed.peek_target())
-        per_example = self.config.train.context if dataset.kind == "text" else 1
-        return self.config.train.batch_size * per_example
 
     # -- training ----------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class Split:
 class Graph:
     """One graph with labelled nodes; label -1 says that a node has none."""
 
-    features: Tensor  # (n, f) float32, each row sums to one
+    features: Tensor  # (n, f) float32
     edges: Tensor  # (2, m) int64, each undirected edge in both directions
     labels: Tensor  # (n,) int64
     train: Tensor  # node numbers, int64

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from rootfree_lab.data import cifar, fashion_mnist, keel, planetoid, scikit_learn, text
+from rootfree_lab.data import cifar, fashion_mnist, keel, ogb, planetoid, scikit_learn, text
 from rootfree_lab.data.dataset import Dataset
 from rootfree_lab.data.errors import DataError
 from rootfree_lab.data.packages import Package
@@ -119,6 +119,12 @@ _ALL = [
         "citeseer", "graph", "3,327 nodes, 3,703 features, 6 classes",
         "Name a folder with citeseer.npz (the Planetoid graph as plain arrays: see docs/data.md).",
         read=partial(planetoid.read_planetoid, name="citeseer"),
+    ),
+    Source(
+        "ogbn_products", "graph", "2,449,029 nodes, 100 features, 47 classes",
+        "Unpack products.zip of the Open Graph Benchmark (ogb.stanford.edu) and name the folder "
+        "with raw/ and split/.",
+        read=ogb.read_ogbn_products,
     ),
 ]  # fmt: skip
 
