@@ -112,12 +112,14 @@ _ALL = [
     ),
     Source(
         "cora", "graph", "2,708 nodes, 1,433 features, 7 classes",
-        "Name a folder with cora.npz (the Planetoid graph as plain arrays: see docs/data.md).",
+        "Name a folder with ind.cora.* (github.com/kimiyoung/planetoid), or with cora.npz (plain "
+        "arrays: see docs/data.md).",
         read=partial(planetoid.read_planetoid, name="cora"),
     ),
     Source(
         "citeseer", "graph", "3,327 nodes, 3,703 features, 6 classes",
-        "Name a folder with citeseer.npz (the Planetoid graph as plain arrays: see docs/data.md).",
+        "Name a folder with ind.citeseer.* (github.com/kimiyoung/planetoid), or with citeseer.npz "
+        "(plain arrays: see docs/data.md).",
         read=partial(planetoid.read_planetoid, name="citeseer"),
     ),
     Source(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,6 +93,40 @@ def test_planetoid(tmp_path):
     assert torch.equal(found.test.x, graph.features[graph.test])
     with pytest.raises(DataError, match="limit cannot be applied"):
         load("cora", folder=tmp_path, limit=2)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("inside", [".", "raw", "Cora/raw"])
+def test_planetoid_as_published(tmp_path, protocol, inside):
+    written.planetoid_files(tmp_path / inside, "cora", protocol=protocol)
+    graph = load("cora", folder=tmp_path).graph
+    assert graph.features.tolist() == [
+        [0.5, 0.5, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0], [0.25, 0, 0.75], [0, 0, 1], [0, 0, 0]
+    ]  # fmt: skip
+    assert graph.labels.tolist() == [0, 1, 1, 0, 0, 1, -1]  # test.index is 5, 4
+    once = {(0, 1), (1, 2), (2, 5), (4, 5)}  # no loops, no repetition
+    assert {tuple(e) for e in graph.edges.T.tolist()} == once | {(b, a) for a, b in once}
+    assert graph.edges.shape == (2, 8)
+    parts = (graph.train, graph.validation, graph.test)
+    assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_planetoid_files_cannot_run_code(tmp_path):
+    written.planetoid_files(tmp_path, "cora", graph=Path("/tmp"))
+    with pytest.raises(DataError, match=r"ind\.cora\.graph .*pathlib"):
+        load("cora", folder=tmp_path)
+
+
+@pytest.mark.parametrize("part", ["x", "ally", "graph", "test.index"])
+def test_damaged_planetoid_files(tmp_path, part):
+    written.planetoid_files(tmp_path, "citeseer")
+    path = tmp_path / f"ind.citeseer.{part}"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"ind\.citeseer\.\S+ is truncated or altered"):
+        load("citeseer", folder=tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"is missing.*planetoid"):
+        load("citeseer", folder=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,39 @@ def test_identity_is_of_what_determines_the_result(config_file):
         assert base.identity() != load_config(config_file, [assignment]).identity()
 
 
+def test_the_command_line_wins_over_the_entries(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("""
+        seeds = [0, 1]
+        data = { name = "digits" }
+        model = { name = "small_cnn" }
+        train = { epochs = 2 }
+        [[compare]]
+        label = "a"
+        optimizer = { name = "SGD", lr = 0.1 }
+        [[compare]]
+        label = "b"
+        seeds = [5]
+        optimizer = { name = "AdamW", lr = 0.2 }
+        train = { epochs = 3, batch_size = 16 }
+    """)
+    told = ["optimizer.lr=0.5", "train.epochs=7", "seeds=[4]"]
+    a, b = load_comparison(path, told)
+    assert [(r.optimizer.name, r.optimizer.options) for r in (a, b)] == [
+        ("SGD", {"lr": 0.5}),
+        ("AdamW", {"lr": 0.5}),
+    ]
+    assert [(r.train.epochs, r.train.batch_size, r.train.seed) for r in (a, b)] == [
+        (7, 128, 4),
+        (7, 16, 4),
+    ]
+    assert load_config(path, told[:2], "b").optimizer.options == {"lr": 0.5}
+    with pytest.raises(ConfigError, match="choose an entry"):
+        load_config(path, told[:1])
+    a, b = load_comparison(path, ["seeds=[4]", "optimizer.lr=0.5", "compare.b.optimizer.lr=0.6"])
+    assert (a.optimizer.options["lr"], b.optimizer.options["lr"]) == (0.5, 0.6)
+
+
 def test_entries_override_the_base(config_file):
     runs = load_comparison(config_file, ["train.batch_size=16", "compare.AdamW v1.5.seeds=[5]"])
     assert [(run.label, run.train.seed) for run in runs] == [
