@@ -81,7 +81,8 @@ class _Rows:
     """A matrix in compressed sparse rows, with nothing of the class that was pickled but data."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.rows, self.columns = (int(d) for d in state.get("_shape", state.get("shape")))
+        shape = state["_shape"] if "_shape" in state else state["shape"]
+        self.rows, self.columns = (int(d) for d in shape)
         self._data, self._indices = np.asarray(state["data"]), np.asarray(state["indices"])
         self._starts = np.asarray(state["indptr"])
         if len(self._starts) != self.rows + 1 or self._starts[-1] != len(self._data):
