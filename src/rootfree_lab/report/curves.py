@@ -137,6 +137,7 @@ def _scale(axes: Axes, found: Sequence[Curve], axis: str) -> None:
     from matplotlib.ticker import (
         EngFormatter,
         FuncFormatter,
+        LogFormatterMathtext,
         LogLocator,
         MaxNLocator,
         NullFormatter,
@@ -156,8 +157,11 @@ def _scale(axes: Axes, found: Sequence[Curve], axis: str) -> None:
     if bottom > 0 and highest / bottom >= LOG_FROM:
         axes.set_yscale("log")
         steps = (1, 2, 5) if highest / bottom < 100 else (1,)
-        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=12))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=8))
+        # Plain numbers where they are short, powers of ten where the axis spans many of them.
+        plain = FuncFormatter(lambda value, _: f"{value:g}")
+        wide = bottom < 1e-3 or highest / bottom > 1e4
+        axes.yaxis.set_major_formatter(LogFormatterMathtext() if wide else plain)
         axes.yaxis.set_minor_formatter(NullFormatter())
     if highest < reached:
         low = axes.get_ylim()[0]
