@@ -233,11 +233,15 @@ def _cell(cell: Cell | None, extra: Markup | None = None, *, first: bool = False
     name = "number first" if first else "number"
     if cell is None:
         return tag("td", DASH, extra, class_=name)
-    mean, spread = (Markup(with_power(n, "·10<sup>{}</sup>")) for n in (cell.mean, cell.deviation))
+    mean, spread = (_powered(number) for number in (cell.mean, cell.deviation))
     if cell.best:
         mean = tag("strong", mean)
     deviation = tag("span", Markup(" ± "), spread, class_="deviation") if spread else None
     return tag("td", mean, deviation, extra, class_=name)
+
+
+def _powered(number: str) -> Markup:
+    return Markup(with_power(number, "·10<sup>{}</sup>").replace("-", "\N{MINUS SIGN}"))
 
 
 def _failures(experiment: Experiment, label: str) -> Markup | None:
