@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
@@ -17,7 +18,7 @@ from rootfree_lab import data, models
 from rootfree_lab import optimizers as optimizer_registry
 from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config, DataConfig
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config_reading import ConfigError, plain_options
 from rootfree_lab.feeding import Batch, Feed, TestFeed
 from rootfree_lab.losses import count_correct, make_loss, terms
 from rootfree_lab.lr_schedules import Schedule, base_rates, set_rates
@@ -75,7 +76,7 @@ class Session:
         self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
         unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by
         self._test_loss = make_loss(unsmoothed, classes=dataset.classes, kind=dataset.kind)
-        self.model = models.build(config.model.name, dataset, **_plain(config.model.options))
+        self.model = models.build(config.model.name, dataset, **plain_options(config.model.options))
         self.model.to(device).train()
         by_nodes = getattr(self.model, "takes_nodes", False)
         augment = config.data.augment
@@ -86,7 +87,7 @@ class Session:
             config.optimizer.name,
             self.model,
             batch_size=self.terms,
-            **_plain(config.optimizer.options),
+            **plain_options(config.optimizer.options),
         )
         self._base = base_rates(self.optimizers)
         self.total = train.steps or (train.epochs or 0) * len(self.feed)
@@ -109,7 +110,7 @@ class Session:
         with watch.part("data"):
             batch = self.feed.take()
         with watch.part("forward"):
-            outputs = self._forward(batch)
+            outputs = self._forward(batch, self.model)
             loss = self._loss(outputs, batch.target)
         with watch.part("backward"):
             loss.backward()
@@ -138,11 +139,24 @@ class Session:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def _forward(self, batch: Batch, model: nn.Module) -> Tensor:
         bf16 = self.config.train.autocast == "bf16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
-            outputs: Tensor = self.model(*batch.inputs)
+            outputs: Tensor = model(*batch.inputs)
         return outputs if batch.select is None else outputs[batch.select]
+
+    def why_not_deterministic(self) -> str | None:
+        """What torch says against a deterministic step, tried on a copy of the model; or None."""
+        model = deepcopy(self.model)
+        batch = next(iter(self.test))
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            try:
+                self._loss(self._forward(batch, model), batch.target).backward()
+            except RuntimeError as error:
+                if "deterministic" not in str(error):
+                    raise
+                return str(error).partition(". ")[0]
+        return None
 
     def _tell_batch_size(self, count: int) -> None:
         if count == self.terms:
@@ -196,7 +210,7 @@ class Session:
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         count = 0
         for batch in self.test:
-            outputs = self._forward(batch)
+            outputs = self._forward(batch, self.model)
             loss += self._test_loss(outputs, batch.target) * terms(batch.target)
             count += terms(batch.target)
             if self.classifies:
@@ -277,19 +291,3 @@ def describe(config: Config) -> Record:
         "model": config.model.name,
         "optimizer": config.optimizer.name,
     }
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as functions expect them: tuples where TOML has lists, None where it has "none".
-
-    A companion's name is left alone: there "none" is a name.
-    """
-    return {key: value if key == "companion" else _value(value) for key, value in options.items()}
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_value(part) for part in value)
-    if isinstance(value, dict):
-        return _plain(value)
-    return None if value == "none" else value

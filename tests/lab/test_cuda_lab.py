@@ -221,6 +221,28 @@ def test_a_failed_decomposition_of_a_diverged_run_is_a_divergence(tmp_path):
     assert record["failure"]["kind"] == "diverged"
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_all_kernels_are_deterministic(task):
+    """Attention too: torch takes its deterministic kernels only where nothing else is allowed."""
+    with deterministic_algorithms(True, torch.device("cuda")):
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        run = session.Session(make(task, autocast="bf16"), torch.device("cuda"))
+        assert run.why_not_deterministic() is None
+
+
+def test_a_model_without_deterministic_kernels_trains_with_a_warning(tmp_path, monkeypatch):
+    def build(name, dataset, **options):
+        pool = torch.nn.AdaptiveAvgPool2d(3)  # its backward pass adds atomically
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), pool, torch.nn.Flatten(),
+                                   torch.nn.Linear(36, dataset.classes))  # fmt: skip
+
+    monkeypatch.setattr(session.models, "build", build)
+    with pytest.warns(UserWarning, match="may differ in the last bits"):
+        record = train(make("cnn"), out=tmp_path)
+    assert record["completed"]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_fast_kernels_if_asked(tmp_path):
     with deterministic_algorithms(False, torch.device("cuda")):
         assert torch.backends.cudnn.benchmark

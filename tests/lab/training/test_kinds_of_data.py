@@ -10,6 +10,7 @@ import torch
 
 from rootfree_lab import session
 from rootfree_lab.config_files import config_from
+from rootfree_lab.config_reading import plain_options
 from rootfree_lab.data import Dataset, Graph, Split
 from rootfree_lab.feeding import Feed
 from rootfree_lab.session import Session
@@ -165,4 +166,4 @@ def test_a_feed_goes_on_inside_an_epoch(made_up):
     ],
 )
 def test_options_as_functions_expect_them(given, passed):
-    assert session._plain(given) == passed
+    assert plain_options(given) == passed

@@ -10,7 +10,7 @@ import torch
 
 from rootfree_lab import models, optimizers
 from rootfree_lab.config_files import load_comparison, load_config
-from rootfree_lab.session import _plain
+from rootfree_lab.config_reading import plain_options
 
 FOLDER = Path(__file__).parents[3] / "configs"
 FILES = sorted(FOLDER.rglob("*.toml"))
@@ -48,7 +48,7 @@ def test_settings_are_known_to_who_gets_them(file):
     kind, classes, shape = KNOWN[runs[0].data.name]
     data = SimpleNamespace(kind=kind, classes=classes, shape=shape)
     with torch.device("meta"):
-        models.build(runs[0].model.name, data, **_plain(runs[0].model.options))
+        models.build(runs[0].model.name, data, **plain_options(runs[0].model.options))
     small = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
     for run in runs:
         assert run.data == runs[0].data
@@ -57,5 +57,5 @@ def test_settings_are_known_to_who_gets_them(file):
             run.optimizer.name,
             small,
             batch_size=run.train.batch_size,
-            **_plain(run.optimizer.options),
+            **plain_options(run.optimizer.options),
         )
