@@ -18,6 +18,7 @@ from rootfree_lab.config_reading import Table, unknown_name
 LOSSES = ("cross_entropy", "square")
 SCHEDULES = ("constant", "cosine", "step")
 AUTOCASTS = ("none", "bf16")
+CROPS = ("padded", "resized")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -31,11 +32,20 @@ def _at_least(low: float, **values: float | None) -> None:
             raise ValueError(f"{name} must be at least {low:g}, got {value!r}")
 
 
+def _in_unit_interval(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must be in [0, 1], got {value!r}")
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which data set; `folder` is where its files are, `limit` takes the first examples only.
 
-    `size` is the side in pixels to which an image folder is scaled.
+    `size` is the side in pixels to which an image folder is scaled. With `augment` images are
+    mirrored at random, and cut at random: out of a black margin (`crop = "padded"`), or a part of 8
+    to 100 % that is scaled to the whole ("resized"); `erase` is the probability that a random box
+    of an image is filled with noise.
     """
 
     name: str
@@ -43,9 +53,18 @@ class DataConfig:
     limit: int | None = None
     size: int | None = None
     augment: bool = False
+    crop: str = "padded"
+    erase: float = 0.0
 
     def __post_init__(self) -> None:
         _at_least(1, limit=self.limit, size=self.size)
+        _one_of("data.crop", self.crop, CROPS)
+        _in_unit_interval(erase=self.erase)
+        if not self.augment and (self.crop != "padded" or self.erase):
+            raise ValueError(
+                f"crop and data.erase go with data.augment = true, got {self.crop!r} and "
+                f"{self.erase!r} without it"
+            )
 
 
 @dataclass(frozen=True)
@@ -96,8 +115,11 @@ class ScheduleConfig:
 class TrainConfig:
     """How long, in what batches, on which loss.
 
-    `square_k` and `square_m` are k and M of the square loss of Hui & Belkin; `context` is the
-    length of a text example; `eval_every` counts steps (default: once an epoch).
+    `square_k` and `square_m` are k and M of the square loss of Hui & Belkin; `label_smoothing` goes
+    with cross entropy in training, not in tests; `clip_norm` is the largest norm that all gradients
+    together may have; `context` is the length of a text example; `eval_every` counts steps
+    (default: once an epoch). `deterministic` matters on a GPU: with it two equal runs are equal bit
+    for bit, without it they may be faster.
     """
 
     epochs: int | None = None
@@ -106,12 +128,14 @@ class TrainConfig:
     loss: str = "cross_entropy"
     square_k: float = 1.0
     square_m: float = 1.0
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
     autocast: str = "none"
     seed: int = 0
     device: str = "auto"
     context: int = 0
     eval_every: int | None = None
-    deterministic: bool = False
+    deterministic: bool = True
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -124,6 +148,14 @@ class TrainConfig:
         _at_least(1, epochs=self.epochs, steps=self.steps, batch_size=self.batch_size)
         _at_least(1, eval_every=self.eval_every)
         _at_least(0, seed=self.seed, context=self.context)
+        _in_unit_interval(label_smoothing=self.label_smoothing)
+        if self.label_smoothing and self.loss != "cross_entropy":
+            raise ValueError(
+                f"label_smoothing goes with the loss 'cross_entropy', "
+                f"got {self.label_smoothing!r} with {self.loss!r}"
+            )
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, got {self.clip_norm!r}")
         if not (self.square_k > 0 and self.square_m > 0):
             raise ValueError(
                 f"square_k and train.square_m must be positive, "
@@ -135,8 +167,7 @@ class TrainConfig:
 class OutputConfig:
     """What is written on the side; nothing here changes a result or the run's identity.
 
-    `timing` splits the wall clock into forward, backward and optimizer, which on a GPU means
-    waiting for it at every part.
+    `timing` splits the time of a step into data, forward, backward and optimizer.
     """
 
     tensorboard: bool = False

@@ -40,7 +40,10 @@ _ENTRY = ("label", "seeds", *_SECTIONS, "optimizer")
 
 
 def read_tables(path: Path, assignments: Iterable[str] = ()) -> Table:
-    """The tables of a config file with the `--set` assignments applied."""
+    """The tables of a config file with the `--set` assignments applied.
+
+    What is said on the command line wins over all that the file says, in its entries too.
+    """
     tables = copy.deepcopy(read_toml(path))
     _check_entries(tables)
     for text in assignments:
@@ -73,10 +76,12 @@ def _assign(tables: Table, name: str, value: Any) -> None:
     top, _, rest = name.partition(".")
     if top not in _TOP:
         raise unknown_name(f"--set {name}: the table", top, _TOP)
-    if top != "compare":
-        assign(tables, name.split("."), value, name)
-        return
     entries = {entry["label"]: entry for entry in tables.get("compare", [])}
+    if top != "compare":
+        having = [entry for entry in entries.values() if top in entry and top != "label"]
+        for table in [tables, *having] if top in tables or not having else having:
+            assign(table, name.split("."), value, name)
+        return
     for label, entry in entries.items():
         if rest.startswith(f"{label}."):  # a label may have dots in it
             assign(entry, rest.removeprefix(f"{label}.").split("."), value, name)

@@ -22,7 +22,8 @@ else:
 T = TypeVar("T")
 Table = dict[str, Any]
 
-_BARE_WORD = re.compile(r"[A-Za-z_][\w./-]*\Z")
+# Words and paths, which need no quotes after --set.
+_BARE_WORD = re.compile(r"(?:[A-Za-z_]|~|\.{0,2}/)[^\"'\[\]{}=,#]*\Z")
 
 
 class ConfigError(ValueError):
@@ -138,3 +139,19 @@ def merged(base: Table, over: Mapping[str, Any]) -> Table:
         both = isinstance(mine, dict) and isinstance(value, Mapping)
         result[key] = merged(mine, value) if both else value  # type: ignore[arg-type]
     return result
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as functions expect them: tuples where TOML has lists, None where it has "none".
+
+    A companion's name is left alone: there "none" is a name.
+    """
+    return {key: value if key == "companion" else _plain(value) for key, value in options.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_plain(part) for part in value)
+    if isinstance(value, dict):
+        return plain_options(value)
+    return None if value == "none" else value

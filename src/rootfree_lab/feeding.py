@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,55 +28,43 @@ class Feed:
 
     All randomness of an epoch (order, augmentation) comes from one generator. So its state at the
     epoch's start and the number of batches taken since are the whole position.
+
+    A graph is one batch, unless the model can be asked for some of its nodes (`by_nodes`): then a
+    batch is `batch_size` training nodes.
     """
 
     def __init__(
-        self, dataset: Any, config: TrainConfig, device: torch.device, *, augment: bool
+        self,
+        dataset: Any,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        augment: bool,
+        by_nodes: bool = False,
     ) -> None:
         self._generator = torch.Generator().manual_seed(config.seed)
-        self._graph: _GraphPass | None = None
-        if dataset.kind == "graph":
-            self._graph = _GraphPass(dataset.graph, dataset.graph.train, device)
-        else:
-            if dataset.kind == "text" and config.context < 1:
-                raise ConfigError("train.context must be at least 1 for text, got 0")
-            self._batches = data.Batches(
-                dataset.train,
-                dataset,
-                batch_size=config.batch_size,
-                device=device,
-                generator=self._generator,
-                augment=augment,
-                context=config.context,
-                drop_last=True,
-            )
+        self._source = _source(
+            dataset, "train", config, device, by_nodes=by_nodes,
+            generator=self._generator, augment=augment, drop_last=True,
+        )  # fmt: skip
+        self.terms = self._source.terms  # loss terms of a batch: B
         self._begin_epoch()
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        return 1 if self._graph is not None else len(self._batches)
+        return len(self._source)
 
     def _begin_epoch(self, taken: int = 0) -> None:
         self._start = self._generator.get_state()
         self._taken = taken
-        if self._graph is None:
-            self._iterator = self._batches.starting_at(taken)
+        self._iterator = self._source.starting_at(taken)
 
     def take(self) -> Batch:
         """The next batch; a new epoch begins where one ends."""
         if self._taken == len(self):
             self._begin_epoch()
         self._taken += 1
-        if self._graph is not None:
-            return self._graph.batch
-        x, y = next(self._iterator)
-        return Batch((x,), y)
-
-    def peek_target(self) -> Tensor:
-        """Targets of a graph's one batch."""
-        if self._graph is None:
-            raise TypeError("only a graph's batch is known beforehand")
-        return self._graph.batch.target
+        return next(self._iterator)
 
     def position(self) -> dict[str, Any]:
         """Where in the data the run is, for a checkpoint."""
@@ -93,40 +81,76 @@ class TestFeed:
 
     __test__ = False  # not a test case
 
-    def __init__(self, dataset: Any, config: TrainConfig, device: torch.device) -> None:
-        self._graph: _GraphPass | None = None
-        if dataset.kind == "graph":
-            self._graph = _GraphPass(dataset.graph, dataset.graph.test, device)
-            return
-        self._batches = data.Batches(
-            dataset.test,
-            dataset,
-            batch_size=config.batch_size,
-            device=device,
-            generator=torch.Generator(),
-            augment=False,
-            context=config.context,
-            drop_last=False,
-            shuffle=False,
-        )
+    def __init__(
+        self, dataset: Any, config: TrainConfig, device: torch.device, *, by_nodes: bool = False
+    ) -> None:
+        self._source = _source(
+            dataset, "test", config, device, by_nodes=by_nodes,
+            generator=torch.Generator(), augment=False, drop_last=False, shuffle=False,
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._graph is not None:
-            yield self._graph.batch
-            return
-        for x, y in self._batches:
-            yield Batch((x,), y)
+        return self._source.starting_at(0)
 
 
-class _GraphPass:
-    """A graph is one batch: all nodes go through the model, the chosen ones have targets."""
+def _source(
+    dataset: Any,
+    part: str,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    by_nodes: bool,
+    **options: Any,
+) -> _Examples | _WholeGraph:
+    """What makes the batches of a part of the data, "train" or "test"."""
+    always: tuple[Tensor, ...] = ()
+    split, size = getattr(dataset, part), config.batch_size
+    if dataset.kind == "graph":
+        graph = dataset.graph
+        nodes = getattr(graph, part)
+        nodes = nodes[graph.labels[nodes] >= 0]  # Citeseer has nodes without a label
+        if not by_nodes:
+            return _WholeGraph(graph, nodes, device)
+        split = data.Split(nodes, graph.labels[nodes])
+        always = (graph.features.to(device), graph.edges.to(device))
+        # Numbers of nodes are examples as rows of a table are.
+        dataset, size = replace(dataset, kind="tabular"), min(size, len(nodes))
+    if dataset.kind == "text" and config.context < 1:
+        raise ConfigError("train.context must be at least 1 for text, got 0")
+    batches = data.Batches(
+        split, dataset, batch_size=size, device=device, context=config.context, **options
+    )
+    return _Examples(batches, always, terms=size * max(config.context, 1))
+
+
+class _Examples:
+    """Batches of examples; `always` are arguments of the model that all batches share."""
+
+    def __init__(self, batches: data.Batches, always: tuple[Tensor, ...], *, terms: int) -> None:
+        self._batches, self._always, self.terms = batches, always, terms
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def starting_at(self, batch: int) -> Iterator[Batch]:
+        # Not a generator function: what is random is drawn at once.
+        batches = self._batches.starting_at(batch)
+        return (Batch((*self._always, x), y) for x, y in batches)
+
+
+class _WholeGraph:
+    """A graph as one batch: all nodes go through the model, the chosen ones have targets."""
 
     def __init__(self, graph: Any, nodes: Tensor, device: torch.device) -> None:
-        labels = graph.labels.to(device)
-        select = nodes.to(device)
-        select = select[labels[select] >= 0]  # Citeseer has nodes without a label
-        self.batch = Batch(
+        self._batch = Batch(
             (graph.features.to(device), graph.edges.to(device)),
-            labels[select],
-            select,
+            graph.labels[nodes].to(device),
+            nodes.to(device),
         )
+        self.terms = len(nodes)
+
+    def __len__(self) -> int:
+        return 1
+
+    def starting_at(self, batch: int) -> Iterator[Batch]:
+        return iter([self._batch][batch:])

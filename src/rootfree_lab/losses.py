@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,19 +20,23 @@ def make_loss(config: TrainConfig, *, classes: int, kind: str) -> Loss:
     if config.loss == "cross_entropy":
         if classes == 0:
             raise ConfigError("train.loss must be 'square' for regression, got 'cross_entropy'")
-        return cross_entropy
+        return partial(cross_entropy, label_smoothing=config.label_smoothing)
     if classes == 0:
         return squared_error
     if kind == "text":
         raise ConfigError("train.loss must be 'cross_entropy' for text, got 'square'")
-    k, m = config.square_k, config.square_m
-    return lambda outputs, labels: square_loss(outputs, labels, k=k, m=m)
+    return partial(square_loss, k=config.square_k, m=config.square_m)
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean over examples, or over tokens: outputs (..., classes), labels (...)."""
+def cross_entropy(outputs: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Mean over examples, or over tokens: outputs (..., classes), labels (...).
+
+    With smoothing ε the target is 1 - ε on the label and ε spread over all classes.
+    """
     outputs = outputs.float()  # a log-sum-exp over a vocabulary does not fit in bf16
-    return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
+    return functional.cross_entropy(
+        outputs.flatten(0, -2), labels.flatten(), label_smoothing=label_smoothing
+    )
 
 
 def square_loss(outputs: Tensor, labels: Tensor, *, k: float = 1.0, m: float = 1.0) -> Tensor:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from rootfree_lab import data, models
 from rootfree_lab import optimizers as optimizer_registry
 from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config, DataConfig
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config_reading import ConfigError, plain_options
 from rootfree_lab.feeding import Batch, Feed, TestFeed
 from rootfree_lab.losses import count_correct, make_loss, terms
 from rootfree_lab.lr_schedules import Schedule, base_rates, set_rates
@@ -51,23 +53,13 @@ class Running:
         )
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"train.device must be auto, cpu or cuda, got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"train.device is {name!r}, but there is no CUDA device here")
-    return device
-
-
 @lru_cache(maxsize=1)  # a comparison trains on one data set many times
 def _dataset(config: DataConfig) -> Any:
     folder = None if config.folder is None else Path(config.folder)
-    return data.load(config.name, folder=folder, limit=config.limit, size=config.size)
+    loaded = data.load(config.name, folder=folder, limit=config.limit, size=config.size)
+    resized = config.crop == "resized"
+    augmentation = replace(loaded.augmentation, resized=resized, erase=config.erase)
+    return replace(loaded, augmentation=augmentation)
 
 
 class Session:
@@ -80,18 +72,22 @@ class Session:
         seed_everything(train.seed)
         dataset = _dataset(config.data)
         self.kind: str = dataset.kind
-        self.feed = Feed(dataset, train, device, augment=config.data.augment)
-        self.test = TestFeed(dataset, train, device)
         self.classifies = dataset.classes > 0 and dataset.kind != "text"
         self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
-        self.model = models.build(config.model.name, dataset, **_plain(config.model.options))
+        unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by
+        self._test_loss = make_loss(unsmoothed, classes=dataset.classes, kind=dataset.kind)
+        self.model = models.build(config.model.name, dataset, **plain_options(config.model.options))
         self.model.to(device).train()
-        self.terms = self._terms_per_step(dataset)
+        by_nodes = getattr(self.model, "takes_nodes", False)
+        augment = config.data.augment
+        self.feed = Feed(dataset, train, device, augment=augment, by_nodes=by_nodes)
+        self.test = TestFeed(dataset, train, device, by_nodes=by_nodes)
+        self.terms = self.feed.terms
         self.optimizers: list[Optimizer] = optimizer_registry.build(
             config.optimizer.name,
             self.model,
             batch_size=self.terms,
-            **_plain(config.optimizer.options),
+            **plain_options(config.optimizer.options),
         )
         self._base = base_rates(self.optimizers)
         self.total = train.steps or (train.epochs or 0) * len(self.feed)
@@ -105,12 +101,6 @@ class Session:
         # Building took random numbers, some optimizers more than others: all start equal.
         seed_everything(train.seed + 1)
 
-    def _terms_per_step(self, dataset: Any) -> int:
-        if dataset.kind == "graph":
-            return terms(self.feed.peek_target())
-        per_example = self.config.train.context if dataset.kind == "text" else 1
-        return self.config.train.batch_size * per_example
-
     # -- training ----------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -120,29 +110,53 @@ class Session:
         with watch.part("data"):
             batch = self.feed.take()
         with watch.part("forward"):
-            outputs, loss = self._forward(batch)
+            outputs = self._forward(batch, self.model)
+            loss = self._loss(outputs, batch.target)
         with watch.part("backward"):
             loss.backward()
+            if self.config.train.clip_norm is not None:
+                clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
+        self._count(outputs.detach(), loss.detach(), batch)
         with watch.part("optimizer"):
             self._tell_batch_size(terms(batch.target))
-            for optimizer in self.optimizers:
-                optimizer.step()
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
+            self._update()
         self.done += 1
-        self.running.loss += loss.detach()
+
+    def _count(self, outputs: Tensor, loss: Tensor, batch: Batch) -> None:
+        self.running.loss += loss
         self.running.steps += 1
         if self.classifies:
-            self.running.correct += count_correct(outputs.detach(), batch.target)
+            self.running.correct += count_correct(outputs, batch.target)
             self.running.terms += terms(batch.target)
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _update(self) -> None:
+        try:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            self.check_finite()  # what is not finite has no decomposition: the run diverged
+            raise
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def _forward(self, batch: Batch, model: nn.Module) -> Tensor:
         bf16 = self.config.train.autocast == "bf16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
-            outputs = self.model(*batch.inputs)
-        if batch.select is not None:
-            outputs = outputs[batch.select]
-        return outputs, self._loss(outputs, batch.target)
+            outputs: Tensor = model(*batch.inputs)
+        return outputs if batch.select is None else outputs[batch.select]
+
+    def why_not_deterministic(self) -> str | None:
+        """What torch says against a deterministic step, tried on a copy of the model; or None."""
+        model = deepcopy(self.model)
+        batch = next(iter(self.test))
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            try:
+                self._loss(self._forward(batch, model), batch.target).backward()
+            except RuntimeError as error:
+                if "deterministic" not in str(error):
+                    raise
+                return str(error).partition(". ")[0]
+        return None
 
     def _tell_batch_size(self, count: int) -> None:
         if count == self.terms:
@@ -196,8 +210,8 @@ class Session:
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         count = 0
         for batch in self.test:
-            outputs, mean = self._forward(batch)
-            loss += mean * terms(batch.target)
+            outputs = self._forward(batch, self.model)
+            loss += self._test_loss(outputs, batch.target) * terms(batch.target)
             count += terms(batch.target)
             if self.classifies:
                 correct += count_correct(outputs, batch.target)
@@ -277,19 +291,3 @@ def describe(config: Config) -> Record:
         "model": config.model.name,
         "optimizer": config.optimizer.name,
     }
-
-
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as functions expect them: tuples where TOML has lists, None where it has "none".
-
-    A companion's name is left alone: there "none" is a name.
-    """
-    return {key: value if key == "companion" else _value(value) for key, value in options.items()}
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_value(part) for part in value)
-    if isinstance(value, dict):
-        return _plain(value)
-    return None if value == "none" else value

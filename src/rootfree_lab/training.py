@@ -10,11 +10,12 @@ import torch
 
 from rootfree_lab import checkpoints
 from rootfree_lab.config import Config
+from rootfree_lab.devices import choose_device
 from rootfree_lab.measures import PARTS
 from rootfree_lab.progress import TensorBoard, Watcher
 from rootfree_lab.records import Record, append_record, read_records, versions
-from rootfree_lab.reproducibility import deterministic_algorithms
-from rootfree_lab.session import Diverged, Session, choose_device, describe
+from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
+from rootfree_lab.session import Diverged, Session, describe
 from rootfree_lab.stopping import Interrupted, StopSignals
 
 # Steps between looks at the loss: each look waits for the device.
@@ -58,6 +59,10 @@ def train(
     with deterministic_algorithms(config.train.deterministic, device):
         saved = checkpoints.load(path, config) if resume and path.exists() else None
         session = Session(config, device)
+        if device.type == "cuda" and config.train.deterministic:
+            reason = session.why_not_deterministic()
+            if reason is not None:
+                allow_other_kernels(reason)
         if saved is not None:
             session.restore(saved)
         try:

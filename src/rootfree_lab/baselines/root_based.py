@@ -40,7 +40,10 @@ class _RootBased(Optimizer):
         group = self.param_groups[-1]
         for p in group["params"]:
             axes = self._axes(p, group)
-            state: dict[str, Tensor] = {"step": torch.tensor(0.0)}
+            state: dict[str, Tensor] = {
+                "step": torch.tensor(0.0),
+                "refreshed_rms": torch.zeros((), dtype=_dtype(p), device=p.device),
+            }
             if group["momentum"] > 0:
                 state["momentum"] = torch.zeros_like(p)
             for b, block in enumerate(block_slices(axes, group["block_size"])):
@@ -70,14 +73,22 @@ class _RootBased(Optimizer):
         axes = self._axes(p, group)
         G = g.to(_dtype(p)).reshape(axes)
         U = torch.empty_like(G)
+        refreshes = step % group["update_every"] == 0
         for b, block in enumerate(block_slices(axes, group["block_size"])):
             part = G[block]
-            if step % group["update_every"] == 0:
+            if refreshes:
                 self._refresh(state, b, part, group, refreshes=step // group["update_every"] + 1)
             U[block] = apply_on_axes(part, [state[f"root{b}.{n}"] for n in range(part.dim())])
+        rms = U.square().mean().sqrt().clamp(min=torch.finfo(U.dtype).tiny)
+        if refreshes:
+            state["refreshed_rms"].copy_(rms)
+        elif group["hold_stale"]:
+            # U <- U min(1, rms(U at the refresh)/rms(U))
+            U *= (state["refreshed_rms"] / rms).clamp(max=1.0)
+            rms = torch.minimum(rms, state["refreshed_rms"])
         if group["max_update_rms"] is not None:
             # U <- U min(1, c/rms(U))
-            U *= (group["max_update_rms"] / U.square().mean().sqrt()).clamp(max=1.0)
+            U *= (group["max_update_rms"] / rms).clamp(max=1.0)
         # m <- α₁ m + U + κ p;  p <- p - β₁ m
         U = U.reshape(p.shape).to(p.dtype).add_(p, alpha=group["weight_decay"])
         if "momentum" in state:
@@ -128,9 +139,12 @@ class Shampoo(_RootBased):
         block_size: longer axes are cut into blocks, and input axes merged up to this size; None:
             neither.
         bias_correction: whether averages are corrected for their start at zero.
+        hold_stale: whether the direction between refreshes is no longer than the one at the last
+            refresh. A gradient has parts in directions that none before it had; until the next
+            refresh these are scaled up by up to λ^{-1/2}, 30,000 for the default, and one such
+            step ends a run. (Other implementations graft the length of another method's step.)
         max_update_rms: cap on the direction's RMS per parameter, as in the root-free methods; None:
-            no cap. Between refreshes, directions that no gradient had a part in are scaled up by
-            λ^{-1/2}, where grafting would step in.
+            no cap.
         root_dtype: "float32" or "float64", of the eigendecomposition.
 
     Example:
@@ -155,6 +169,7 @@ class Shampoo(_RootBased):
         update_every: int = 2,  # T
         block_size: int | None = 1024,
         bias_correction: bool = True,
+        hold_stale: bool = True,
         max_update_rms: float | None = 1.0,
         root_dtype: str = "float32",
     ) -> None:
@@ -197,6 +212,7 @@ class FullAdagrad(_RootBased):
         update_every: int = 1,  # T
         block_size: int | None = 1024,
         bias_correction: bool = True,
+        hold_stale: bool = True,
         max_update_rms: float | None = 1.0,
         root_dtype: str = "float32",
     ) -> None:
@@ -217,6 +233,7 @@ _OPTIONS = (
     "update_every",
     "block_size",
     "bias_correction",
+    "hold_stale",
     "max_update_rms",
     "root_dtype",
 )

@@ -1,18 +1,23 @@
-"""Random crop and flip of a whole batch at once, and its normalisation.
+"""Random changes of a whole batch of images at once, and its normalisation.
 
-Layout: `x` (n, H, W, C) uint8 with `top`, `left` (n,) the corner of each crop in the padded image,
-0 to 2 padding, and `flip` (n,) boolean.
+Layout: `x` (n, H, W, C) uint8, or (n, C, H, W) float32 once it is normalised; `flip` (n,) boolean.
+A box is (top, left, height, width) as fractions of the image: `boxes` (n, 4).
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import grid_sample, pad
 
 
 def crop_and_flip(x: Tensor, top: Tensor, left: Tensor, flip: Tensor, *, padding: int) -> Tensor:
-    """Pad with black, cut each image's window out, mirror those that are flipped."""
+    """Pad with black, cut each image's window out, mirror those that are flipped.
+
+    `top`, `left` (n,): the corner of each window in the padded image, 0 to 2 padding.
+    """
     count, height, width, _ = x.shape
     padded = pad(x, (0, 0, padding, padding, padding, padding))
     rows = top[:, None] + torch.arange(height, device=x.device)
@@ -23,7 +28,63 @@ def crop_and_flip(x: Tensor, top: Tensor, left: Tensor, flip: Tensor, *, padding
     return padded[image[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
+def resized_crop(x: Tensor, boxes: Tensor, flip: Tensor) -> Tensor:
+    """Scale each image's box to the size of the image, bilinearly; mirror those that are flipped.
+
+    A box is never larger than the image, so nothing is scaled down and nothing aliases.
+    """
+    rows, columns = (_centres(d, x.device) for d in x.shape[1:3])
+    top, left, height, width = (part[:, None] for part in boxes.unbind(1))
+    across = torch.where(flip[:, None], 1 - columns, columns)
+    grid = torch.stack(
+        [
+            (left + width * across)[:, None, :].expand(-1, len(rows), -1),
+            (top + height * rows)[:, :, None].expand(-1, -1, len(columns)),
+        ],
+        -1,
+    )
+    planes = x.permute(0, 3, 1, 2).float()
+    found = grid_sample(planes, 2 * grid - 1, padding_mode="border", align_corners=False)
+    return found.round().to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def erase(x: Tensor, boxes: Tensor, noise: Tensor, corners: Tensor) -> Tensor:
+    """Fill each image's box with noise; a box of height zero leaves the image as it is.
+
+    `x` (n, C, H, W) is normalised. Its noise is the window of `noise` (C, 2H, 2W) that has its
+    corner at `corners` (n, 2).
+    """
+    rows, columns = (_centres(d, x.device) for d in x.shape[2:])
+    top, left, height, width = (part[:, None] for part in boxes.unbind(1))
+    inside_rows = (rows >= top) & (rows < top + height)
+    inside_columns = (columns >= left) & (columns < left + width)
+    inside = inside_rows[:, None, :, None] & inside_columns[:, None, None, :]
+    y = corners[:, :1] + torch.arange(x.shape[2], device=x.device)
+    z = corners[:, 1:] + torch.arange(x.shape[3], device=x.device)
+    windows = noise[:, y[:, :, None], z[:, None, :]].transpose(0, 1)
+    return torch.where(inside, windows, x)
+
+
+def boxes_of(uniform: Tensor, *, area: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
+    """Boxes of random area, shape (height to width) and place, from numbers in [0, 1): (n, 4).
+
+    The logarithm of the shape is uniform; a box that would stick out of the image is cut.
+    """
+    share = area[0] + (area[1] - area[0]) * uniform[:, 0]
+    low, high = (math.log(end) for end in ratio)
+    shape = (low + (high - low) * uniform[:, 1]).exp()
+    height = (share * shape).sqrt().clamp(max=1)
+    width = (share / shape).sqrt().clamp(max=1)
+    top, left = uniform[:, 2] * (1 - height), uniform[:, 3] * (1 - width)
+    return torch.stack([top, left, height, width], 1)
+
+
 def normalise(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Bytes (n, H, W, C) to float32 (n, C, H, W): `(x / 255 - mean) / std` per channel."""
     scale = 1 / (255 * std)
     return (x.float() * scale - mean / std).permute(0, 3, 1, 2).contiguous()
+
+
+def _centres(count: int, device: torch.device) -> Tensor:
+    """Where the pixels of an axis are, as fractions of it."""
+    return (torch.arange(count, device=device) + 0.5) / count

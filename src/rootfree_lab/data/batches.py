@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rootfree_lab.data.augment import crop_and_flip, normalise
+from rootfree_lab.data.augment import normalise
 from rootfree_lab.data.dataset import Dataset, Split
 from rootfree_lab.data.errors import DataError
+from rootfree_lab.data.image_changes import Draws, ImageChanges
 
 
 class Batches:
@@ -29,7 +30,8 @@ class Batches:
         batch_size: Examples, or windows of text, in a batch.
         device: Where the batches are made.
         generator: Source of order, crops and flips.
-        augment: Crop and flip images at random; let the windows of text start at a random offset.
+        augment: Change images at random as `dataset.augmentation` says; let the windows of text
+            start at a random offset.
         context: Tokens of a window, for text.
         drop_last: Leave out what does not fill a batch.
         shuffle: A new order in every epoch; without it, the order of the split.
@@ -65,9 +67,10 @@ class Batches:
             allowed = "at least 1 for text" if text else "0 for what is not text"
             raise DataError(f"context must be {allowed}, got {context}.")
         self._kind, self._batch_size, self._context = dataset.kind, batch_size, context
-        self._generator, self._shuffle = generator, shuffle
+        self._shuffle = shuffle
         self._augment, self._augmentation = augment, dataset.augmentation
         self._x, self._y = split.x.to(device), split.y.to(device)
+        self._draws = Draws(generator, self._x.device)
         if dataset.kind == "images":
             self._mean = torch.tensor(dataset.mean, device=device)
             self._std = torch.tensor(dataset.std, device=device)
@@ -109,15 +112,14 @@ class Batches:
             yield order[number * self._batch_size : (number + 1) * self._batch_size]
 
     def _images(
-        self, order: Tensor, changes: tuple[Tensor, Tensor, Tensor] | None, batch: int
+        self, order: Tensor, changes: ImageChanges | None, batch: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         for index in self._indices(order, batch):
             x = self._x[index]
             if changes is not None:
-                # Drawn per image, not per place in the order.
-                top, left, flip = (change[index] for change in changes)
-                x = crop_and_flip(x, top, left, flip, padding=self._augmentation.padding)
-            yield normalise(x, self._mean, self._std), self._y[index]
+                yield changes(x, index, self._mean, self._std), self._y[index]
+            else:
+                yield normalise(x, self._mean, self._std), self._y[index]
 
     def _windows(
         self, order: Tensor, offset: Tensor, batch: int
@@ -130,25 +132,13 @@ class Batches:
     def _drawn_order(self) -> Tensor:
         if not self._shuffle:
             return torch.arange(self._count, device=self._x.device)
-        device = self._generator.device
-        order = torch.randperm(self._count, generator=self._generator, device=device)
-        return order.to(self._x.device)
+        return self._draws.order(self._count)
 
     def _drawn_offset(self) -> Tensor:
-        return self._integers(self._context if self._augment else 1, count=1)
+        return self._draws.integers(self._context if self._augment else 1, 1)
 
-    def _drawn_changes(self) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _drawn_changes(self) -> ImageChanges | None:
         if not self._augment:
             return None
-        end = 2 * self._augmentation.padding + 1
-        top, left = self._integers(end, count=self._count), self._integers(end, count=self._count)
-        flip = self._integers(2 if self._augmentation.flip else 1, count=self._count)
-        return top, left, flip.bool()
-
-    def _integers(self, end: int, *, count: int) -> Tensor:
-        """Uniform in 0 to end - 1; nothing is drawn where there is no choice."""
-        if end == 1:
-            return torch.zeros(count, dtype=torch.int64, device=self._x.device)
-        device = self._generator.device
-        drawn = torch.randint(end, (count,), generator=self._generator, device=device)
-        return drawn.to(self._x.device)
+        count, height, width, channels = self._x.shape
+        return ImageChanges(self._augmentation, (count, height, width, channels), self._draws)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rootfree_lab.data.dataset import Dataset, images
 from rootfree_lab.data.errors import DataError, existing_folder, reading
+from rootfree_lab.data.plain_pickle import load_plain
 
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -68,7 +66,7 @@ def _joined(parts: list[Part]) -> Part:
 def _pickled_part(path: Path, label_key: bytes) -> Part:
     with reading(path):
         content = path.read_bytes()
-        batch = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
+        batch = load_plain(content, encoding="bytes")
         rows = np.asarray(batch[b"data"], dtype=np.uint8)
         labels = np.asarray(batch[label_key], dtype=np.int64)
         # Stored (n, 3 x 1024), one colour plane after the other.
@@ -79,32 +77,6 @@ def _pickled_part(path: Path, label_key: bytes) -> Part:
     if len(pixels) == count and hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
         raise DataError(f"{path} is altered: its checksum is not that of the published file.")
     return pixels, labels
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Builds arrays, strings, lists and dictionaries, and nothing that could run code."""
-
-    _ALLOWED = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        # Python 3 writes the bytes of an array as latin-1 text in the old pickle protocols.
-        ("_codecs", "encode"): lambda text, encoding: str(text).encode(str(encoding)),
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.startswith(("numpy.core.", "numpy._core.")) and name == "_reconstruct":
-            return _empty_array
-        try:
-            return self._ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}") from None
-
-
-def _empty_array(kind: type, shape: tuple[int, ...], dtype: bytes) -> NDArray[Any]:
-    """What numpy's `_reconstruct` gives: an empty array that its pickled state then fills."""
-    if kind is not np.ndarray:
-        raise pickle.UnpicklingError("it holds an array of an unknown kind")
-    return np.ndarray(shape, dtype.decode())
 
 
 def _png_part(folder: Path, names: list[str], labels_name: str) -> Part:

@@ -38,7 +38,7 @@ class Split:
 class Graph:
     """One graph with labelled nodes; label -1 says that a node has none."""
 
-    features: Tensor  # (n, f) float32, each row sums to one
+    features: Tensor  # (n, f) float32
     edges: Tensor  # (2, m) int64, each undirected edge in both directions
     labels: Tensor  # (n,) int64
     train: Tensor  # node numbers, int64
@@ -52,6 +52,8 @@ class Augmentation:
 
     padding: int = 4  # black pixels around the image, of which a random crop is taken
     flip: bool = True  # left-right
+    resized: bool = False  # instead of the padding: a random part, scaled to the whole image
+    erase: float = 0.0  # probability that a random box is filled with noise
 
 
 @dataclass(frozen=True)

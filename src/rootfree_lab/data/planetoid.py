@@ -1,4 +1,4 @@
-"""The Planetoid citation graphs as plain arrays: `cora.npz`, `citeseer.npz`.
+"""The Planetoid citation graphs: the published files, or plain arrays (`cora.npz`, `citeseer.npz`).
 
 `feat_data, feat_indices, feat_indptr, feat_shape`: the features in compressed sparse rows;
 `labels`, -1 for none; `edges` (m, 2), undirected, each once; `train_idx, val_idx, test_idx`.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rootfree_lab.data.dataset import Dataset, Graph, Split
 from rootfree_lab.data.errors import existing_folder, reading
+from rootfree_lab.data.planetoid_files import has_published_files, read_published
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -26,14 +27,19 @@ _FIELDS = (
 
 
 def read_planetoid(folder: Path, name: str) -> Dataset:
-    """Read `NAME.npz` of a folder, with the standard split.
+    """Read `NAME.npz` of a folder, or the published files, with the standard split.
 
     Each node's features are divided by their sum, as is usual with these graphs.
     """
     path = existing_folder(folder) / f"{name}.npz"
-    # Without pickle, so that a file cannot run code; the archive has a checksum for each array.
-    with reading(path), np.load(path, allow_pickle=False) as stored:
-        arrays = {field: stored[field] for field in _FIELDS}
+    raw = next((f for f in _raw_folders(folder, name) if has_published_files(f, name)), None)
+    if raw is not None and not path.exists():
+        path, arrays = raw, read_published(raw, name)
+    else:
+        # Without pickle, so that a file cannot run code; the archive has checksums.
+        with reading(path), np.load(path, allow_pickle=False) as stored:
+            arrays = {field: stored[field] for field in _FIELDS}
+    with reading(path):
         features = _dense_features(arrays)
         graph = _graph(arrays, features)
     train, validation, test = (
@@ -44,6 +50,11 @@ def read_planetoid(folder: Path, name: str) -> Dataset:
     return Dataset(
         name, "graph", train, test, validation, classes, (features.shape[1],), graph=graph
     )
+
+
+def _raw_folders(folder: Path, name: str) -> list[Path]:
+    """The folder itself, and where PyTorch Geometric puts the files in it."""
+    return [folder, folder / "raw", folder / name.capitalize() / "raw"]
 
 
 def _dense_features(arrays: Arrays) -> NDArray[np.float32]:

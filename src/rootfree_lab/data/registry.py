@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from rootfree_lab.data import cifar, fashion_mnist, keel, planetoid, scikit_learn, text
+from rootfree_lab.data import cifar, fashion_mnist, keel, ogb, planetoid, scikit_learn, text
 from rootfree_lab.data.dataset import Dataset
 from rootfree_lab.data.errors import DataError
 from rootfree_lab.data.packages import Package
@@ -112,13 +112,21 @@ _ALL = [
     ),
     Source(
         "cora", "graph", "2,708 nodes, 1,433 features, 7 classes",
-        "Name a folder with cora.npz (the Planetoid graph as plain arrays: see docs/data.md).",
+        "Name a folder with ind.cora.* (github.com/kimiyoung/planetoid), or with cora.npz (plain "
+        "arrays: see docs/data.md).",
         read=partial(planetoid.read_planetoid, name="cora"),
     ),
     Source(
         "citeseer", "graph", "3,327 nodes, 3,703 features, 6 classes",
-        "Name a folder with citeseer.npz (the Planetoid graph as plain arrays: see docs/data.md).",
+        "Name a folder with ind.citeseer.* (github.com/kimiyoung/planetoid), or with citeseer.npz "
+        "(plain arrays: see docs/data.md).",
         read=partial(planetoid.read_planetoid, name="citeseer"),
+    ),
+    Source(
+        "ogbn_products", "graph", "2,449,029 nodes, 100 features, 47 classes",
+        "Unpack products.zip of the Open Graph Benchmark (ogb.stanford.edu) and name the folder "
+        "with raw/ and split/.",
+        read=ogb.read_ogbn_products,
     ),
 ]  # fmt: skip
 

@@ -1,4 +1,8 @@
-"""Graph models: forward(features (n, f), edges (2, m)) -> class scores (n, classes)."""
+"""Graph models: forward(features (n, f), edges (2, m)) -> class scores (n, classes).
+
+A model that `takes_nodes` can be asked for the scores of some nodes alone: forward(features, edges,
+nodes (k,)) -> (k, classes).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rootfree_lab.config_reading import unknown_name
+
+# Edges that are summed over at a time: bounds the memory of the features at their ends.
+_EDGES_AT_ONCE = 1 << 22
 
 if TYPE_CHECKING:
     from rootfree_lab.models import DatasetInfo
@@ -50,7 +57,10 @@ def hop_features(features: Tensor, edges: Tensor, hops: int) -> Tensor:
     stack = [features]
     for _ in range(hops):
         # (ÂX)_i = Σ_j Â_ij X_j
-        stack.append(torch.zeros_like(features).index_add_(0, target, weight * stack[-1][source]))
+        total = torch.zeros_like(features)
+        for some in torch.arange(len(source), device=source.device).split(_EDGES_AT_ONCE):
+            total.index_add_(0, target[some], weight[some] * stack[-1][source[some]])
+        stack.append(total)
     return torch.stack(stack, 1)
 
 
@@ -71,6 +81,8 @@ class GraphMLP(nn.Module):
         recursive:  the reference of hop k is the combination of the hops before it
     """
 
+    takes_nodes = True  # what a node needs of the others is in its hops
+
     def __init__(
         self, features: int, classes: int, *, hidden: int, hops: int, dropout: float, attention: str
     ) -> None:
@@ -86,8 +98,9 @@ class GraphMLP(nn.Module):
         self.output = _perceptron((features, hidden, classes), dropout)
         self._graph: tuple[Tensor, Tensor, Tensor] | None = None  # features, edges, hops
 
-    def forward(self, features: Tensor, edges: Tensor) -> Tensor:
-        scores: Tensor = self.classify(self._stacked(features, edges))
+    def forward(self, features: Tensor, edges: Tensor, nodes: Tensor | None = None) -> Tensor:
+        stack = self._stacked(features, edges)
+        scores: Tensor = self.classify(stack if nodes is None else stack[nodes])
         return scores
 
     def classify(self, stack: Tensor) -> Tensor:

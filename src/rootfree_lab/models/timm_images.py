@@ -160,15 +160,19 @@ def swin_tiny(data: DatasetInfo, *, drop_path_rate: float | None = None) -> nn.M
     return _create("swin_tiny_patch4_window7_224", **options)  # type: ignore[no-any-return]
 
 
-def swin_micro(data: DatasetInfo) -> nn.Module:
-    """Swin with two stages of two blocks, 16 and 32 channels."""
+def _two_stages(channels: int) -> dict[str, Any]:
+    """Two blocks with `channels`, then two with twice as many; heads of 16 to 32 channels."""
+    heads = max(1, channels // 32)
+    return {"embed_dim": channels, "depths": (2, 2), "num_heads": (heads, 2 * heads)}
+
+
+def swin_micro(data: DatasetInfo, *, channels: int = 16) -> nn.Module:
+    """Swin with two stages of two blocks, 16 and 32 channels if nothing else is said."""
     make_importable()
     from timm.models.swin_transformer import SwinTransformer
 
     options = _common(data, **_swin_options("swin_micro", data))
-    model: nn.Module = SwinTransformer(
-        embed_dim=16, depths=(2, 2), num_heads=(1, 2), drop_path_rate=0.0, **options
-    )
+    model: nn.Module = SwinTransformer(drop_path_rate=0.0, **_two_stages(channels), **options)
     return model
 
 
@@ -196,19 +200,12 @@ def gcvit_xxtiny(data: DatasetInfo, *, drop_path_rate: float | None = None) -> n
     return _gcvit("gcvit_xxtiny", data, create, drop_path_rate=drop_path_rate)
 
 
-def gcvit_micro(data: DatasetInfo) -> nn.Module:
-    """GCViT with two stages of a local and a global block, 16 and 32 channels."""
+def gcvit_micro(data: DatasetInfo, *, channels: int = 16) -> nn.Module:
+    """GCViT with two stages of a local and a global block, 16 and 32 channels by default."""
     make_importable()
     from timm.models.gcvit import GlobalContextVit
 
-    return _gcvit(
-        "gcvit_micro",
-        data,
-        GlobalContextVit,
-        embed_dim=16,
-        depths=(2, 2),
-        num_heads=(1, 2),
-    )
+    return _gcvit("gcvit_micro", data, GlobalContextVit, **_two_stages(channels))
 
 
 def _focalnet(name: str, model: Any, data: DatasetInfo) -> nn.Module:
@@ -224,13 +221,13 @@ def focalnet_tiny_srf(data: DatasetInfo, *, drop_path_rate: float | None = None)
     return _focalnet("focalnet_tiny_srf", _create("focalnet_tiny_srf", **options), data)
 
 
-def focalnet_micro(data: DatasetInfo) -> nn.Module:
-    """FocalNet with one block in each of three stages, 16 to 64 channels."""
+def focalnet_micro(data: DatasetInfo, *, channels: int = 16) -> nn.Module:
+    """FocalNet with one block in each of three stages, 16 to 64 channels by default."""
     make_importable()
     from timm.models.focalnet import FocalNet
 
     model = FocalNet(
-        embed_dim=16,
+        embed_dim=channels,
         depths=(1, 1, 1),
         focal_levels=(2, 2, 2),
         focal_windows=(3, 3, 3),

@@ -26,6 +26,7 @@ METRIC_NAMES = {
     "test_error": "Test error (%)",
 }
 LOG_FROM = 10  # largest over smallest value from which a logarithmic scale shows more
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 HEADROOM = 3  # times the largest starting value: what rises beyond leaves the panel
 
 
@@ -155,13 +156,22 @@ def _scale(axes: Axes, found: Sequence[Curve], axis: str) -> None:
     highest = top if 0 < top < reached else reached
     if bottom > 0 and highest / bottom >= LOG_FROM:
         axes.set_yscale("log")
-        steps = (1, 2, 5) if highest / bottom < 100 else (1,)
-        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=12))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        decades = highest / bottom >= 100
+        steps = (1,) if decades else (1, 2, 5)
+        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=8))
+        # Plain numbers where they are short, powers of ten where the axis spans many of them.
+        powers = decades and (bottom < 1e-3 or highest / bottom > 1e4)
+        text = _power_of_ten if powers else "{:g}".format
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
         axes.yaxis.set_minor_formatter(NullFormatter())
     if highest < reached:
         low = axes.get_ylim()[0]
         axes.set_ylim(min(low, bottom), highest)
+
+
+def _power_of_ten(value: float) -> str:
+    # Not TeX: labels are drawn as they are, since a dollar in one is a dollar.
+    return "10" + f"{round(math.log10(value))}".translate(_RAISED)
 
 
 def _time_unit(found: Sequence[Curve]) -> tuple[float, str]:

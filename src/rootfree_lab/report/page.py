@@ -15,7 +15,7 @@ from rootfree_lab.report.records import Run
 from rootfree_lab.report.runs_table import controls, runs_table
 from rootfree_lab.report.statistics import QUARTILES_FROM
 from rootfree_lab.report.swatch import swatch
-from rootfree_lab.report.tables import DASH, Cell, Column, columns, labels
+from rootfree_lab.report.tables import DASH, Cell, Column, columns, labels, with_power
 
 MOST_PROBLEMS = 10  # listed one by one
 RESULTS_CAPTION = (
@@ -233,9 +233,15 @@ def _cell(cell: Cell | None, extra: Markup | None = None, *, first: bool = False
     name = "number first" if first else "number"
     if cell is None:
         return tag("td", DASH, extra, class_=name)
-    mean = tag("strong", cell.mean) if cell.best else Markup(cell.mean)
-    deviation = tag("span", f" ± {cell.deviation}", class_="deviation") if cell.deviation else None
+    mean, spread = (_powered(number) for number in (cell.mean, cell.deviation))
+    if cell.best:
+        mean = tag("strong", mean)
+    deviation = tag("span", Markup(" ± "), spread, class_="deviation") if spread else None
     return tag("td", mean, deviation, extra, class_=name)
+
+
+def _powered(number: str) -> Markup:
+    return Markup(with_power(number, "·10<sup>{}</sup>").replace("-", "\N{MINUS SIGN}"))
 
 
 def _failures(experiment: Experiment, label: str) -> Markup | None:

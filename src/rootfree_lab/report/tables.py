@@ -12,6 +12,7 @@ from rootfree_lab.report.records import Run
 from rootfree_lab.report.statistics import Summary, summary
 
 DASH = "–"
+_LATEX_POWER = r" \cdot 10^{{{}}}"
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ def _column(
 ) -> Column:
     means = [entry.mean for entry in known.values()]
     factor, unit = _unit(kind, max(means))
-    decimals = 2 if kind == "fraction" else _decimals([mean * factor for mean in means])
+    form = _fixed(2) if kind == "fraction" else _form([mean * factor for mean in means])
 
     def text(value: float) -> str:
-        return f"{value * factor:.{decimals}f}" if math.isfinite(value) else ""
+        return form(value * factor) if math.isfinite(value) else ""
 
     printed = {label: text(entry.mean) for label, entry in known.items()}
     # Compared as printed: of two equal numbers in a table neither is better.
@@ -105,10 +106,31 @@ def _unit(kind: str, largest: float) -> tuple[float, str]:
     return 1.0, ""
 
 
-def _decimals(means: Sequence[float]) -> int:
-    """Three digits of the smallest mean, no more than six decimals."""
+def _form(means: Sequence[float]) -> Callable[[float], str]:
+    """As many decimals for all as show three digits of the smallest mean.
+
+    Where that would be more than six, three digits of each number, small ones with an exponent.
+    """
     smallest = min((abs(mean) for mean in means if mean), default=1.0)
-    return min(6, max(0, 2 - math.floor(math.log10(smallest))))
+    decimals = max(0, 2 - math.floor(math.log10(smallest)))
+    return _fixed(decimals) if decimals <= 6 else _three_digits
+
+
+def _fixed(decimals: int) -> Callable[[float], str]:
+    return lambda value: f"{value:.{decimals}f}"
+
+
+def _three_digits(value: float) -> str:
+    if abs(value) >= 1e-3 or value == 0:
+        return f"{value:#.3g}".rstrip(".")
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def with_power(number: str, form: str) -> str:
+    """A printed number with its exponent as `form` has it, where it has one."""
+    digits, marked, exponent = number.partition("e")
+    return digits + form.format(exponent) if marked else number
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
@@ -144,8 +166,11 @@ def latex(experiments: Sequence[Experiment]) -> str:
 def _latex_cell(cell: Cell | None) -> str:
     if cell is None:
         return "--"
-    mean = rf"\mathbf{{{cell.mean}}}" if cell.best else cell.mean
-    return rf"${mean} \pm {cell.deviation}$" if cell.deviation else f"${mean}$"
+    mean, deviation = (with_power(n, _LATEX_POWER) for n in (cell.mean, cell.deviation))
+    mean = rf"\mathbf{{{mean}}}" if cell.best else mean
+    if not deviation:
+        return f"${mean}$"
+    return rf"${mean} \pm {deviation}$"
 
 
 def _latex(text: str) -> str:

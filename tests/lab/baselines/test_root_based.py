@@ -63,7 +63,7 @@ def test_oracle(method, gamma, corrected, shape):
     p = torch.nn.Parameter(torch.tensor(start))
     optimizer = method([p], lr=0.1, precond_lr=0.3, momentum=0.7, damping=1e-2, weight_decay=0.05,
                        gamma=gamma, update_every=2, block_size=None, bias_correction=corrected,
-                       max_update_rms=None, root_dtype="float64")  # fmt: skip
+                       max_update_rms=None, hold_stale=False, root_dtype="float64")  # fmt: skip
     oracle = Oracle(start, lr=0.1, beta2=0.3, alpha1=0.7, lam=1e-2, kappa=0.05, gamma=gamma, T=2,
                     corrected=corrected, flat=method is FullAdagrad)  # fmt: skip
     for _ in range(5):
@@ -111,7 +111,7 @@ def test_blocks_are_parameters_of_their_own():
     parts = [
         torch.nn.Parameter(whole.detach()[rows].clone()) for rows in (slice(0, 2), slice(2, 5))
     ]
-    options = {"block_size": 4, "max_update_rms": None, "damping": 1e-3}
+    options = {"block_size": 4, "max_update_rms": None, "hold_stale": False, "damping": 1e-3}
     one, two = Shampoo([whole], **options), Shampoo(parts, **options)
     for _ in range(3):
         whole.grad = torch.randn(5, 4)
@@ -131,12 +131,45 @@ def test_input_axes_are_merged():
 
 def test_the_cap_bounds_stale_directions():
     p = torch.nn.Parameter(torch.zeros(4))
-    capped = Shampoo([p], lr=1.0, momentum=0.0, damping=1e-12, update_every=2, max_update_rms=1.0)
+    capped = Shampoo([p], lr=1.0, momentum=0.0, damping=1e-12, update_every=2, max_update_rms=1.0,
+                     hold_stale=False)  # fmt: skip
     for i in (0, 1):  # the second gradient has no part in the factor: scaled by 10^6 without a cap
         p.grad = torch.eye(4)[i]
         before = p.detach().clone()
         capped.step()
         assert (p.detach() - before).square().mean().sqrt() <= 1 + 1e-5
+
+
+def lengths(gradients, **options):
+    """RMS of each step."""
+    p = torch.nn.Parameter(torch.zeros_like(gradients[0]))
+    optimizer = Shampoo([p], lr=1.0, momentum=0.0, update_every=2, max_update_rms=None, **options)
+    found = []
+    for g in gradients:
+        before = p.detach().clone()
+        p.grad = g
+        optimizer.step()
+        found.append((p.detach() - before).square().mean().sqrt().item())
+    return found
+
+
+def test_a_step_between_refreshes_is_no_longer_than_the_refreshed_one():
+    torch.manual_seed(0)
+    gradients = list(torch.randn(6, 4, 1) @ torch.randn(6, 1, 5))  # of rank one, each another
+    held, free = lengths(gradients), lengths(gradients, hold_stale=False)
+    for refreshed, stale in ((0, 1), (2, 3), (4, 5)):
+        assert held[stale] <= held[refreshed] * (1 + 1e-5)
+    assert free[1] > 100 * free[0]
+    # What needs no holding is not held.
+    small = [gradients[0], 0.1 * gradients[0]]
+    assert lengths(small) == lengths(small, hold_stale=False)
+
+
+def test_zero_gradients_move_nothing_and_harm_nothing():
+    zero, one = torch.zeros(3, 3), torch.eye(3)
+    assert lengths([zero, zero, one, zero]) == pytest.approx(
+        [0, 0, lengths([zero, zero, one])[2], 0]
+    )
 
 
 @pytest.mark.parametrize("method", [Shampoo, FullAdagrad])

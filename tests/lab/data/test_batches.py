@@ -8,18 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rootfree_lab.data import Augmentation, Batches, DataError, Dataset, Split, load
+from lab.data.made_images import image_set
+from rootfree_lab.data import Batches, DataError, Dataset, Split, load
 from rootfree_lab.data.augment import crop_and_flip, normalise
-
-
-def image_set(count: int = 10, height: int = 6, width: int = 5, flip: bool = True) -> Dataset:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randint(256, (count, height, width, 3), generator=generator, dtype=torch.uint8)
-    split = Split(x, torch.arange(count))
-    return Dataset(
-        "some", "images", split, split, None, count, (3, height, width),
-        (0.4, 0.5, 0.6), (0.2, 0.3, 0.25), augmentation=Augmentation(2, flip),
-    )  # fmt: skip
 
 
 def text_set(count: int) -> Dataset:
@@ -118,7 +109,7 @@ def test_no_flip_where_it_changes_the_meaning():
     dataset = image_set(flip=False)
     changes = batches(dataset, augment=True)._drawn_changes()
     assert changes is not None
-    assert not changes[2].any()
+    assert not changes.flip.any()
 
 
 def same(first, second) -> bool:
@@ -141,11 +132,11 @@ def test_epoch_resumes_where_it_was():
     dataset = image_set()
     source = batches(dataset, augment=True, batch_size=2)
     list(source)
-    state = source._generator.get_state()
-    whole, after = list(source), source._generator.get_state()
-    source._generator.set_state(state)
+    state = source._draws._generator.get_state()
+    whole, after = list(source), source._draws._generator.get_state()
+    source._draws._generator.set_state(state)
     assert same(whole[3:], source.starting_at(3))
-    assert torch.equal(after, source._generator.get_state())
+    assert torch.equal(after, source._draws._generator.get_state())
     with pytest.raises(DataError, match="batch must be in 0 to 5, got 6"):
         source.starting_at(6)
 

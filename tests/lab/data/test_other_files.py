@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from lab.data import written
-from rootfree_lab.data import DataError, keel, load
+from rootfree_lab.data import DataError, keel, load, ogb
 
 
 def test_text_file_is_bytes(tmp_path):
@@ -92,6 +93,40 @@ def test_planetoid(tmp_path):
     assert torch.equal(found.test.x, graph.features[graph.test])
     with pytest.raises(DataError, match="limit cannot be applied"):
         load("cora", folder=tmp_path, limit=2)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("inside", [".", "raw", "Cora/raw"])
+def test_planetoid_as_published(tmp_path, protocol, inside):
+    written.planetoid_files(tmp_path / inside, "cora", protocol=protocol)
+    graph = load("cora", folder=tmp_path).graph
+    assert graph.features.tolist() == [
+        [0.5, 0.5, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0], [0.25, 0, 0.75], [0, 0, 1], [0, 0, 0]
+    ]  # fmt: skip
+    assert graph.labels.tolist() == [0, 1, 1, 0, 0, 1, -1]  # test.index is 5, 4
+    once = {(0, 1), (1, 2), (2, 5), (4, 5)}  # no loops, no repetition
+    assert {tuple(e) for e in graph.edges.T.tolist()} == once | {(b, a) for a, b in once}
+    assert graph.edges.shape == (2, 8)
+    parts = (graph.train, graph.validation, graph.test)
+    assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_planetoid_files_cannot_run_code(tmp_path):
+    written.planetoid_files(tmp_path, "cora", graph=Path("/tmp"))
+    with pytest.raises(DataError, match=r"ind\.cora\.graph .*pathlib"):
+        load("cora", folder=tmp_path)
+
+
+@pytest.mark.parametrize("part", ["x", "ally", "graph", "test.index"])
+def test_damaged_planetoid_files(tmp_path, part):
+    written.planetoid_files(tmp_path, "citeseer")
+    path = tmp_path / f"ind.citeseer.{part}"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"ind\.citeseer\.\S+ is truncated or altered"):
+        load("citeseer", folder=tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"is missing.*planetoid"):
+        load("citeseer", folder=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -218,3 +253,50 @@ def test_limit_and_names(tmp_path):
         load("cifar")
     with pytest.raises(DataError, match="'digits' is read from no folder"):
         load("digits", folder=tmp_path)
+
+
+@pytest.mark.parametrize("inside", ["", "products"])
+def test_ogbn_products(tmp_path, inside, monkeypatch):
+    monkeypatch.setattr(ogb, "_BLOCK", 5)  # tables of several blocks
+    written.ogbn_products(tmp_path / inside)
+    found = load("ogbn_products", folder=tmp_path)
+    graph = found.graph
+    assert (found.kind, found.classes, found.shape) == ("graph", 3, (3,))
+    assert graph.features.dtype == torch.float32
+    assert torch.allclose(graph.features[4], torch.tensor([4.5, -4.0, 1e-4]))
+    assert graph.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    both = {(0, 1), (1, 2), (4, 5), (0, 5), (1, 0), (2, 1), (5, 4), (5, 0)}
+    assert {tuple(edge) for edge in graph.edges.T.tolist()} == both
+    parts = (graph.train, graph.validation, graph.test)
+    assert [part.tolist() for part in parts] == [[0, 2], [1], [3, 4, 5]]
+    assert found.test.y.tolist() == [0, 1, 2]
+    assert torch.equal(found.test.x, graph.features[3:])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"edge": "0,1\n1,2\n4,5\n"}, r"edge\.csv\.gz .* 3 x 2 numbers, not 4 x 2"),
+        ({"edge": "0,1\n1,6\n4,5\n0,5\n"}, r"edge\.csv\.gz .* in 0 to 5"),
+        ({"edge": "0,1\n1,2\n4\n0,5\n"}, r"edge\.csv\.gz .* rows of 2"),
+        ({"edge": "0\n1\n4\n0\n"}, r"edge\.csv\.gz .* 4 x 1 numbers, not 4 x 2"),
+        ({"node_feat": "1\n2\n3\n4\nx\n6\n"}, r"node-feat\.csv\.gz"),
+        ({"train": "0\n-1\n"}, r"train\.csv\.gz .* in 0 to 5"),
+        ({"num_node_list": "7\n"}, r"node-feat\.csv\.gz .* 6 x 3 numbers, not 7"),
+    ],
+)
+def test_ogbn_products_that_does_not_fit_together(tmp_path, changed, said):
+    written.ogbn_products(tmp_path, **changed)
+    with pytest.raises(DataError, match=said):
+        load("ogbn_products", folder=tmp_path)
+
+
+def test_damaged_ogbn_products(tmp_path):
+    written.ogbn_products(tmp_path)
+    path = tmp_path / "raw" / "edge.csv.gz"
+    path.write_bytes(path.read_bytes()[:-6])
+    with pytest.raises(DataError, match=r"edge\.csv\.gz is truncated or altered"):
+        load("ogbn_products", folder=tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"edge\.csv\.gz is missing.*Open Graph Benchmark"):
+        load("ogbn_products", folder=tmp_path)

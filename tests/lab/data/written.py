@@ -6,13 +6,16 @@ import gzip
 import io
 import json
 import os
+import pickle
 import struct
 import tarfile
 import zipfile
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from scipy.sparse import csr_matrix
 
 
 def pixels(count: int, *shape: int, seed: int = 0) -> np.ndarray:
@@ -113,3 +116,41 @@ def program(folder: Path, name: str, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     os.chmod(path, 0o755)
     return path
+
+
+def ogbn_products(folder: Path, **changed: str) -> None:
+    """Six nodes with three features, four edges; `changed` replaces the text of a table."""
+    tables = {
+        "raw/num-node-list": "6\n",
+        "raw/num-edge-list": "4\n",
+        "raw/node-feat": "".join(f"{i}.5,-{i},1e-{i}\n" for i in range(6)),
+        "raw/node-label": "0\n1\n2\n0\n1\n2\n",
+        "raw/edge": "0,1\n1,2\n4,5\n0,5\n",
+        "split/sales_ranking/train": "0\n2\n",
+        "split/sales_ranking/valid": "1\n",
+        "split/sales_ranking/test": "3\n4\n5\n",
+    }
+    for name, content in tables.items():
+        path = folder / f"{name}.csv.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = changed.get(path.name.removesuffix(".csv.gz").replace("-", "_"), content)
+        path.write_bytes(gzip.compress(text.encode()))
+
+
+def planetoid_files(folder: Path, name: str, *, protocol: int = 2, **changed: object) -> None:
+    """Seven nodes: 0 and 1 for training, 2 and 3 known, 5 and 4 tested, 6 in no file but graph."""
+    rows = {
+        "x": [[1, 1, 0], [0, 1, 0]],
+        "allx": [[1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]],
+        "tx": [[0, 0, 3], [1, 0, 3]],
+    }
+    hot = {"y": [[1, 0], [0, 1]], "ally": [[1, 0], [0, 1], [0, 1], [1, 0]], "ty": [[0, 1], [1, 0]]}
+    graph = defaultdict(list, {0: [1, 0], 1: [0, 2, 2], 2: [1, 5], 3: [], 4: [5], 5: [2, 4], 6: []})
+    parts: dict[str, object] = {
+        k: csr_matrix(np.array(v, dtype=np.float32)) for k, v in rows.items()
+    }
+    parts |= {k: np.array(v, dtype=np.int32) for k, v in hot.items()} | {"graph": graph} | changed
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, value in parts.items():
+        (folder / f"ind.{name}.{part}").write_bytes(pickle.dumps(value, protocol=protocol))
+    (folder / f"ind.{name}.test.index").write_text("5\n4\n")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from rootfree_lab import models
+from rootfree_lab.models import graphs
 from rootfree_lab.models.graphs import hop_features
 
 
@@ -29,6 +30,20 @@ def test_dense_powers():
         torch.testing.assert_close(stack[:, k], expected)
 
 
+def test_edges_are_summed_in_pieces(monkeypatch):
+    features, edges = torch.randn(8, 3), torch.randint(8, (2, 20))
+    whole = hop_features(features, edges, 2)
+    monkeypatch.setattr(graphs, "_EDGES_AT_ONCE", 7)
+    torch.testing.assert_close(hop_features(features, edges, 2), whole)
+
+
+def test_some_nodes_alone_have_the_scores_they_have_among_all():
+    features, edges = torch.randn(8, 3), torch.randint(8, (2, 20))
+    model = graphs.GraphMLP(3, 4, hidden=5, hops=2, dropout=0.0, attention="recursive").eval()
+    nodes = torch.tensor([6, 0, 3])
+    torch.testing.assert_close(model(features, edges, nodes), model(features, edges)[nodes])
+
+
 def test_self_loops_count_once():
     features, edges, _ = graph()
     with_loop = torch.cat([edges, torch.tensor([[2], [2]])], 1)
@@ -38,8 +53,6 @@ def test_self_loops_count_once():
 
 
 def test_a_graph_is_propagated_once_and_another_anew(monkeypatch):
-    from rootfree_lab.models import graphs
-
     calls = []
     monkeypatch.setattr(graphs, "hop_features", lambda *a: calls.append(1) or hop_features(*a))
     model = models.build("gamlp", SimpleNamespace(kind="graph", classes=2, shape=(4,)), hidden=4)

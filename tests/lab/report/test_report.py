@@ -172,6 +172,21 @@ def test_an_explosion_does_not_flatten_the_rest(tmp_path):
     assert figure.axes[0].get_yscale() == "log"
 
 
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [(1e-7, {"10⁻²", "10⁻⁴", "10⁻⁶"}), (0.05, {"1", "0.1"}), (1e-4, {"10⁻¹", "10⁻³"})],
+)
+def test_labels_of_a_logarithmic_axis(tmp_path, last, expected):
+    run = record()
+    for i, point in enumerate(run["curve"]):
+        point["train_loss"] = 2 * (last / 2) ** (i / (len(run["curve"]) - 1))
+    (experiment,) = arrange(read(write(tmp_path / "records.jsonl", [run]))[0])[0]
+    figure = curves.panel(experiment, "epoch", "train_loss", styles(["AdamW"]))
+    figure.canvas.draw()
+    found = {label.get_text() for label in figure.axes[0].get_yticklabels()}
+    assert expected <= found
+
+
 def test_hundreds_of_runs(tmp_path):
     """Every run is in the table; the figures show the best methods."""
     short = [

@@ -11,7 +11,7 @@ from lab.report.fake_records import comparison, record, write
 from rootfree_lab.report import palette
 from rootfree_lab.report.experiments import arrange
 from rootfree_lab.report.records import read
-from rootfree_lab.report.tables import columns, latex
+from rootfree_lab.report.tables import columns, latex, with_power
 
 
 def experiments_of(tmp_path, records):
@@ -43,6 +43,22 @@ def test_equal_numbers_are_both_best_and_one_alone_is_not(tmp_path):
     assert cells["B"].best
     (experiment,) = experiments_of(tmp_path, [ended("A", 0.1)])
     assert not columns(experiment)[0].cells["A"].best
+
+
+def test_numbers_of_very_different_size_keep_three_digits(tmp_path):
+    def trained(label, losses):
+        for seed, loss in enumerate(losses):
+            final = {"train_loss": loss, "test_loss": 0.2, "test_error": 0.1}
+            yield record(label, seed=seed, final=final)
+
+    records = [*trained("A", [1.5e-7, 2.5e-7]), *trained("B", [0.12345]), *trained("C", [2.0])]
+    (experiment,) = experiments_of(tmp_path, records)
+    cells = next(c.cells for c in columns(experiment) if c.title == "Training loss")
+    assert [cells[label].mean for label in "ABC"] == ["2.00e-7", "0.123", "2.00"]
+    assert cells["A"].deviation == "7.07e-8"
+    assert [cells[label].best for label in "ABC"] == [True, False, False]
+    assert with_power("2.00e-7", r" \cdot 10^{{{}}}") == r"2.00 \cdot 10^{-7}"
+    assert with_power("2.00", "^{}") == "2.00"
 
 
 def test_survivors_are_not_best(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -190,13 +189,3 @@ def test_tensorboard_logs(tmp_path, config_file):
     (scalar,) = log.Scalars("test_loss")
     assert scalar.step == 5
     assert scalar.value == pytest.approx(record["final"]["test_loss"])
-
-
-def test_all_ready_made_configs_are_valid():
-    folder = Path(__file__).parents[3] / "configs"
-    files = sorted(folder.rglob("*.toml"))
-    assert files
-    for file in files:
-        runs = load_comparison(file)
-        assert len({run.label for run in runs}) > 1
-        assert load_config(file, [], runs[0].label) == runs[0]

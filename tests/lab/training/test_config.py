@@ -26,6 +26,10 @@ def test_a_file_becomes_a_typed_config(config_file):
         ("model.options.width=4", lambda c: c.model.options["width"], 4),
         ("data.augment=true", lambda c: c.data.augment, True),
         ("data.folder='a b'", lambda c: c.data.folder, "a b"),
+        ("data.folder=/data/a b-1.0", lambda c: c.data.folder, "/data/a b-1.0"),
+        ("data.folder=../a", lambda c: c.data.folder, "../a"),
+        ("data.folder=~/a", lambda c: c.data.folder, "~/a"),
+        ("data.folder=C:\\a", lambda c: c.data.folder, "C:\\a"),
         ("train.loss=square", lambda c: c.train.loss, "square"),  # a bare word is a string
         ("train.square_k=15", lambda c: c.train.square_k, 15.0),
         ("train.eval_every=7", lambda c: c.train.eval_every, 7),
@@ -54,6 +58,12 @@ def test_every_kind_of_field_can_be_set(config_file, assignment, read, value):
         ("train.seed=-1", ["train.seed", "at least 0", "-1"]),
         ("train.autocast=fp8", ["train.autocast", "bf16"]),
         ("train.square_m=0", ["train.square_m", "positive"]),
+        ("train.clip_norm=0", ["train.clip_norm", "positive", "0"]),
+        ("train.label_smoothing=1.5", ["train.label_smoothing", "[0, 1]", "1.5"]),
+        ("train={epochs=1, loss='square', label_smoothing=0.1}", ["label_smoothing", "'square'"]),
+        ("data={name='digits', augment=true, crop='resised'}", ["data.crop", "'resized'"]),
+        ("data={name='digits', augment=true, erase=-0.1}", ["data.erase", "[0, 1]", "-0.1"]),
+        ("data.erase=0.5", ["data.erase", "data.augment = true", "0.5"]),
         ("schedule.name=cosin", ["schedule.name", "did you mean 'cosine'"]),
         ("schedule.milestones=[1]", ["milestones", "'step'"]),
         ("schedule={name='step', milestones=[2, 1]}", ["schedule.milestones", "increasing"]),
@@ -64,6 +74,7 @@ def test_every_kind_of_field_can_be_set(config_file, assignment, read, value):
         ("model=3", ["model must be a table"]),
         ("model.name.x=3", ["'name' is not a table"]),
         ("optimizer.name=3", ["optimizer", "name"]),
+        ("optimizer.lr=.5", ["optimizer.lr", "not a TOML value"]),
         ("optimizer.lr=.5.", ["optimizer.lr", "not a TOML value"]),
         ("optimizer.lr", ["NAME=VALUE"]),
         ("compare.SDG.optimizer.lr=1", ["'SDG'", "did you mean 'SGD'", "AdamW v1.5"]),
@@ -98,6 +109,39 @@ def test_identity_is_of_what_determines_the_result(config_file):
     assert base.identity() == load_config(config_file, ["label=other"]).identity()
     for assignment in ("optimizer.lr=0.2", "train.seed=1", "data.limit=100"):
         assert base.identity() != load_config(config_file, [assignment]).identity()
+
+
+def test_the_command_line_wins_over_the_entries(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("""
+        seeds = [0, 1]
+        data = { name = "digits" }
+        model = { name = "small_cnn" }
+        train = { epochs = 2 }
+        [[compare]]
+        label = "a"
+        optimizer = { name = "SGD", lr = 0.1 }
+        [[compare]]
+        label = "b"
+        seeds = [5]
+        optimizer = { name = "AdamW", lr = 0.2 }
+        train = { epochs = 3, batch_size = 16 }
+    """)
+    told = ["optimizer.lr=0.5", "train.epochs=7", "seeds=[4]"]
+    a, b = load_comparison(path, told)
+    assert [(r.optimizer.name, r.optimizer.options) for r in (a, b)] == [
+        ("SGD", {"lr": 0.5}),
+        ("AdamW", {"lr": 0.5}),
+    ]
+    assert [(r.train.epochs, r.train.batch_size, r.train.seed) for r in (a, b)] == [
+        (7, 128, 4),
+        (7, 16, 4),
+    ]
+    assert load_config(path, told[:2], "b").optimizer.options == {"lr": 0.5}
+    with pytest.raises(ConfigError, match="choose an entry"):
+        load_config(path, told[:1])
+    a, b = load_comparison(path, ["seeds=[4]", "optimizer.lr=0.5", "compare.b.optimizer.lr=0.6"])
+    assert (a.optimizer.options["lr"], b.optimizer.options["lr"]) == (0.5, 0.6)
 
 
 def test_entries_override_the_base(config_file):

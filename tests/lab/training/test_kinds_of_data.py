@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from rootfree_lab import session
 from rootfree_lab.config_files import config_from
+from rootfree_lab.config_reading import plain_options
 from rootfree_lab.data import Dataset, Graph, Split
 from rootfree_lab.feeding import Feed
 from rootfree_lab.session import Session
@@ -80,14 +82,39 @@ def test_text_needs_a_context(made_up):
 def test_graph(tmp_path, made_up):
     model = {"name": "gamlp", "options": {"dropout": 0.0, "hidden": 16}}
     settings = config("made-up graph", model, epochs=30, eval_every=10)
+    settings = replace(settings, train=replace(settings.train, batch_size=20))
     built = Session(settings, torch.device("cpu"))
     assert built.optimizers[0].batch_size == 20  # labelled training nodes
-    (batch,) = built.test
-    assert len(batch.target) == 14  # one of the 15 has no label
+    assert sum(len(batch.target) for batch in built.test) == 14  # one of the 15 has no label
     record = train(settings, out=tmp_path)
     assert record["steps"] == 30
     assert record["curve"][-1]["train_loss"] < record["curve"][0]["train_loss"]
     assert 0 <= record["final"]["test_error"] <= 1
+
+
+@pytest.mark.parametrize(("size", "per_epoch"), [(8, 2), (20, 1), (1000, 1)])
+def test_batches_of_nodes(made_up, size, per_epoch):
+    """A model that can be asked for some nodes gets batches of them, each node once an epoch."""
+    model = {"name": "gamlp", "options": {"hidden": 16}}
+    settings = config("made-up graph", model, epochs=1, batch_size=size)
+    built = Session(settings, torch.device("cpu"))
+    assert len(built.feed) == per_epoch
+    assert built.optimizers[0].batch_size == min(size, 20)
+    batches = [built.feed.take() for _ in range(per_epoch)]
+    nodes = torch.cat([batch.inputs[2] for batch in batches])
+    assert len(nodes.unique()) == len(nodes) == min(size, 20) * per_epoch
+    assert nodes.max() < 20
+    assert torch.equal(torch.cat([batch.target for batch in batches]), graph().graph.labels[nodes])
+    built.step()
+
+
+def test_a_whole_graph_is_one_batch_of_a_model_that_needs_it(made_up):
+    pytest.importorskip("torch_geometric")
+    built = Session(config("made-up graph", "gat", epochs=1), torch.device("cpu"))
+    assert (len(built.feed), built.terms) == (1, 20)
+    (batch,) = built.test
+    assert len(batch.target) == len(batch.select) == 14
+    built.step()
 
 
 def test_regression(tmp_path):
@@ -139,4 +166,4 @@ def test_a_feed_goes_on_inside_an_epoch(made_up):
     ],
 )
 def test_options_as_functions_expect_them(given, passed):
-    assert session._plain(given) == passed
+    assert plain_options(given) == passed

@@ -7,9 +7,10 @@ import os
 import pytest
 import torch
 
-from rootfree_lab import checkpoints, session, training
+from rootfree_lab import checkpoints, losses, session, training
 from rootfree_lab.checkpoints import CheckpointError, checkpoint_path
 from rootfree_lab.records import read_records
+from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
 from rootfree_lab.session import Session
 from rootfree_lab.stopping import Interrupted, StopSignals
 from rootfree_lab.training import records_path, train
@@ -143,3 +144,31 @@ def test_bf16_autocast_runs_and_square_loss_learns(tmp_path, make_config):
     config = make_config("AdamW", steps=20, autocast="bf16", loss="square", square_m=3.0)
     losses = [point["train_loss"] for point in train(config, out=tmp_path)["curve"]]
     assert losses[-1] < losses[0]
+
+
+def test_a_model_without_deterministic_kernels_is_named_before_it_trains(make_config, monkeypatch):
+    built = Session(make_config(), torch.device("cpu"))
+    random = torch.get_rng_state()
+    before = [value.clone() for value in built.model.state_dict().values()]
+    assert built.why_not_deterministic() is None
+
+    def refuse(*arguments):
+        raise RuntimeError("scatter_x does not have a deterministic implementation. Turn it off")
+
+    monkeypatch.setattr(losses.functional, "cross_entropy", lambda *a, **k: refuse())
+    said = built.why_not_deterministic()
+    assert said == "scatter_x does not have a deterministic implementation"
+    # The trial leaves nothing behind.
+    assert torch.equal(random, torch.get_rng_state())
+    after = built.model.state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(p.grad is None for p in built.model.parameters())
+
+
+def test_other_kernels_are_allowed_with_a_warning_until_the_run_is_over():
+    with deterministic_algorithms(True, torch.device("cpu")):
+        torch.use_deterministic_algorithms(True)
+        with pytest.warns(UserWarning, match="may differ in the last bits.*scatter_x"):
+            allow_other_kernels("scatter_x has none")
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -96,6 +96,15 @@ def test_cross_entropy_averages_over_tokens():
     assert half.dtype == torch.float32
 
 
+def test_label_smoothing_is_for_training_alone():
+    outputs, labels = torch.randn(6, 5), torch.tensor([0, 4, 2, 2, 1, 3])
+    scores = outputs.log_softmax(1)
+    target = 0.9 * torch.nn.functional.one_hot(labels, 5) + 0.1 / 5
+    config = TrainConfig(epochs=1, label_smoothing=0.1)
+    loss = make_loss(config, classes=5, kind="images")(outputs, labels)
+    torch.testing.assert_close(loss, -(target * scores).sum(1).mean())
+
+
 def test_losses_that_do_not_fit_the_data():
     with pytest.raises(ConfigError, match="regression"):
         make_loss(TrainConfig(epochs=1), classes=0, kind="tabular")

@@ -1,0 +1,61 @@
+"""The configs that come with the project: each can be run as it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rootfree_lab import models, optimizers
+from rootfree_lab.config_files import load_comparison, load_config
+from rootfree_lab.config_reading import plain_options
+
+FOLDER = Path(__file__).parents[3] / "configs"
+FILES = sorted(FOLDER.rglob("*.toml"))
+
+# name -> kind, classes, shape of an example
+KNOWN = {
+    "breast_cancer": ("tabular", 2, (30,)),
+    "cifar10": ("images", 10, (3, 32, 32)),
+    "cifar100": ("images", 100, (3, 32, 32)),
+    "cora": ("graph", 7, (1433,)),
+    "diabetes": ("tabular", 0, (10,)),
+    "digits": ("images", 10, (1, 8, 8)),
+    "image_folder": ("images", 10, (3, 224, 224)),
+    "ogbn_products": ("graph", 47, (100,)),
+    "ptb": ("text", 10_000, ()),
+    "sotu": ("text", 256, ()),
+}
+PAPER = (
+    "convex_linear", "convex_logistic", "densenet121_cifar100", "focalnet_tiny_srf_imagewoof10",
+    "gamlp_ogbn_products", "gcvit_xxtiny_imagewoof10", "lstm_ptb", "resnet34_cifar100",
+    "resnet34_cifar100_original_scheme", "resnet50_cifar100", "resnet50_cifar100_square_loss",
+    "swin_tiny_imagewoof10", "vgg16_bn_cifar100", "vmamba_tiny_imagewoof10",
+)  # fmt: skip
+
+
+def test_every_experiment_of_the_paper_is_there():
+    assert {file.stem for file in FILES if file.parent.name == "paper"} == set(PAPER)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_settings_are_known_to_who_gets_them(file):
+    runs = load_comparison(file)
+    assert len({run.label for run in runs}) > 1
+    assert load_config(file, [], runs[0].label) == runs[0]
+    kind, classes, shape = KNOWN[runs[0].data.name]
+    data = SimpleNamespace(kind=kind, classes=classes, shape=shape)
+    with torch.device("meta"):
+        models.build(runs[0].model.name, data, **plain_options(runs[0].model.options))
+    small = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    for run in runs:
+        assert run.data == runs[0].data
+        assert run.model == runs[0].model
+        optimizers.build(
+            run.optimizer.name,
+            small,
+            batch_size=run.train.batch_size,
+            **plain_options(run.optimizer.options),
+        )
