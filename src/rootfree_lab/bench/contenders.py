@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ class Built:
     parameters: Parameters
     optimizers: Sequence[Optimizer]
     step: Callable[[], Any]
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext  # of forward and backward
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Contender:
     family: str  # "torch", "rootfree" or "peer"
     period: int = 1  # T: a full cycle of steps, one of which refreshes the preconditioner
     floor: floors.Count = floors.unknown
+    on_model: Callable[[nn.Module], Built] | None = None  # where it has to see forward and backward
     room: float = 16.0  # bytes a parameter that it holds at most, the parameter itself included
 
 
@@ -114,6 +117,18 @@ def torch_contenders() -> list[Contender]:
     ]
 
 
+def _without_model(ps: Parameters) -> Built:
+    raise NotApplicableError("it records curvature during forward and backward: see --iteration")
+
+
+def _kfac(model: nn.Module) -> Built:
+    ps = [p for p in model.parameters() if p.requires_grad]
+    recorder = rootfree.KFACRecorder(model)
+    optimizer = rootfree.IFShampoo(ps, lr=LR, batch_size=B, update_every=2, curvature=recorder)
+    around = lambda: recorder.when(optimizer.refreshes_next)  # noqa: E731
+    return Built(ps, [optimizer], optimizer.step, around)
+
+
 def rootfree_contenders() -> list[Contender]:
     """Ours, at their defaults but for what the name says."""
 
@@ -144,6 +159,9 @@ def rootfree_contenders() -> list[Contender]:
         shampoo("IFShampoo T=2", 2),
         shampoo("IFShampoo T=10", 10),
         shampoo("IFShampoo low memory T=2", 2, factor_dtype=half, state_dtype=half),
+        Contender(
+            "IFShampoo KFAC T=2", _without_model, "rootfree", period=2, on_model=_kfac, room=40.0
+        ),
         Contender(
             "RFShampoo T=2",
             one(lambda ps: rootfree.RFShampoo(ps, lr=LR, batch_size=B, update_every=2)),

@@ -34,6 +34,7 @@ DEFAULT = (
     "RFRMSprop",
     "IFShampoo T=2",
     "IFShampoo T=10",
+    "IFShampoo KFAC T=2",
     "sirfshampoo bf16 T=2",
 )
 _STEPS_A_TURN = {"cuda": 10, "cpu": 2}
@@ -77,11 +78,12 @@ class _Trainer:
         self.model.zero_grad(set_to_none=True)
         marks = [self._mark()]
         cuda = self.device.type == "cuda"
-        with torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext():
-            scores = self.model(x)
-        loss = functional.cross_entropy(scores.float().flatten(0, -2), y.flatten())
-        marks.append(self._mark())
-        loss.backward()  # type: ignore[no-untyped-call]
+        with self.built.around():
+            with torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext():
+                scores = self.model(x)
+            loss = functional.cross_entropy(scores.float().flatten(0, -2), y.flatten())
+            marks.append(self._mark())
+            loss.backward()  # type: ignore[no-untyped-call]
         marks.append(self._mark())
         self.built.step()
         marks.append(self._mark())
@@ -163,7 +165,8 @@ def _enter(contender: Contender, model: nn.Module, batch: Batch) -> _Trainer:
     """A trainer, warmed up: compilation and the choice of convolutions are over."""
     device = batch[0].device
     own = copy.deepcopy(model).to(device)
-    built = contender.build([p for p in own.parameters() if p.requires_grad])
+    parameters = [p for p in own.parameters() if p.requires_grad]
+    built = contender.on_model(own) if contender.on_model else contender.build(parameters)
     trainer = _Trainer(contender, own, built, device)
     trainer.turn(batch)
     if device.type == "cuda":

@@ -31,7 +31,7 @@ def contenders(*, graph: bool = False) -> dict[str, Contender]:
     """All of them by name, peers among them whether installed or not."""
     table: list[Contender] = [*torch_contenders(), *rootfree_contenders(), *peers()]
     if graph:
-        table += [graphed(c) for c in table if c.family == "rootfree"]
+        table += [graphed(c) for c in table if c.family == "rootfree" and c.on_model is None]
     return {contender.name: contender for contender in table}
 
 
