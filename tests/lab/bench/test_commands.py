@@ -40,7 +40,9 @@ def test_all_contenders(tmp_path):
     assert [row.name for row in record.rows] == names
     for row in record.rows:
         assert f"│ {row.name} " in result.output
-        if row.family != "peer":
+        if "KFAC" in row.name:  # there is no forward pass to record here
+            assert "--iteration" in row.failure
+        elif row.family != "peer":
             assert row.failure is None, row
             assert row.ms.median > 0
     reference = record.rows[0]

@@ -225,7 +225,8 @@ def test_names_and_patterns():
     names = [
         c.name for c in chosen(["RFRMSprop", "IFShampoo*"], ["*T=10"], default=[], graph=False)
     ]
-    assert names == ["RFRMSprop", "IFShampoo T=1", "IFShampoo T=2", "IFShampoo low memory T=2"]
+    shampoo = ["T=1", "T=2", "low memory T=2", "KFAC T=2"]
+    assert names == ["RFRMSprop", *(f"IFShampoo {kind}" for kind in shampoo)]
     names = [c.name for c in chosen(["RFRMSprop", "torch Muon"], [], default=[], graph=True)]
     assert names == ["RFRMSprop", "torch Muon", "RFRMSprop, graph"]
     with pytest.raises(ConfigError, match=r"--optimizer: the optimizer 'Adam' .*torch AdamW fused"):
