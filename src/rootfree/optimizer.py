@@ -22,6 +22,7 @@ from rootfree.checkpoint import StateMismatchError, match_state_dict
 from rootfree.curvature import Curvature, CurvatureSource
 from rootfree.gradients import WorkLists
 from rootfree.options import Check, positive_integer
+from rootfree.summary import named_groups, table_of
 
 Group = dict[str, Any]
 
@@ -311,24 +312,12 @@ class RootFreeOptimizer(Optimizer):
 
     def summary(self) -> str:
         """A table: parameter, shape, preconditioner, bytes of state."""
-        rows = [("parameter", "shape", "preconditioner", "state bytes")]
-        total = elements = 0
-        index = 0
-        for group in self.param_groups:
-            names = group.get("param_names") or range(index, index + len(group["params"]))
-            index += len(group["params"])
-            for name, p in zip(names, group["params"], strict=True):
-                size = sum(t.numel() * t.element_size() for t in self.state[p].values())
-                shape = "x".join(map(str, p.shape)) or "scalar"
-                rows.append((str(name), shape, self._describe(p, group), f"{size:,}"))
-                total, elements = total + size, elements + p.numel()
-        per_parameter = total / max(elements, 1)
-        rows.append(("total", f"{elements:,}", f"{per_parameter:.2f} bytes each", f"{total:,}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join(
-            f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}"
-            for a, b, c, d in rows
+        described = (
+            (name, p, self._describe(p, group), self.state[p])
+            for group, names in named_groups(self.param_groups)
+            for name, p in zip(names, group["params"], strict=True)
         )
+        return table_of(described)
 
 
 def _as_list(params: Any) -> list[Any]:

@@ -1,0 +1,39 @@
+"""What every parameter got and what it costs, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+Row = tuple[Any, Tensor, str, Mapping[str, Tensor]]
+
+
+def named_groups(
+    groups: Sequence[dict[str, Any]],
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
+    """Groups with the names of their parameters, or numbers where there are none."""
+    index = 0
+    for group in groups:
+        count = len(group["params"])
+        yield group, group.get("param_names") or range(index, index + count)
+        index += count
+
+
+def table_of(described: Iterable[Row]) -> str:
+    """A line for each (name, parameter, preconditioner, state), and their total."""
+    rows = [("parameter", "shape", "preconditioner", "state bytes")]
+    total = elements = 0
+    for name, p, preconditioner, state in described:
+        size = sum(t.numel() * t.element_size() for t in state.values())
+        shape = "x".join(map(str, p.shape)) or "scalar"
+        rows.append((str(name), shape, preconditioner, f"{size:,}"))
+        total, elements = total + size, elements + p.numel()
+    per_parameter = total / max(elements, 1)
+    rows.append(("total", f"{elements:,}", f"{per_parameter:.2f} bytes each", f"{total:,}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}"
+        for a, b, c, d in rows
+    )
