@@ -6,13 +6,16 @@ The sums themselves are kept in float32 (float64 for float64 rows), whatever the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 # Half-precision products that are summed and returned in float32: CUDA only, newer torch only.
 _WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()
+
+_NOTHING = nullcontext()
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -29,25 +32,29 @@ def row_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def as_written(device_type: str) -> AbstractContextManager[Any]:
+    """Without autocast. It surrounds every layer of a model, so it is nothing where that is off."""
+    return _without_autocast(device_type) if torch.is_autocast_enabled(device_type) else _NOTHING
+
+
 @contextmanager
-def as_written(device_type: str) -> Iterator[None]:
-    """Without gradients and autocast; light, since it surrounds every layer of a model."""
-    enabled = torch.is_autocast_enabled(device_type)
-    if enabled:
-        torch.set_autocast_enabled(device_type, False)
+def _without_autocast(device_type: str) -> Iterator[None]:
+    torch.set_autocast_enabled(device_type, False)  # torch.autocast takes ten times as long
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
-        if enabled:
-            torch.set_autocast_enabled(device_type, True)
+        torch.set_autocast_enabled(device_type, True)
+
+
+def gram_of_rows(rows: Tensor) -> Tensor:
+    """Σ_r rows[r] rows[r]ᵀ for rows (r, d): (d, d)."""
+    return _product(rows.mT, rows)
 
 
 def gram(X: Tensor) -> Tensor:
     """Σ_r X[r, g] X[r, g]ᵀ for rows X (r, g, d): (g, d, d)."""
     if X.shape[1] == 1:  # a plain product: no copy to bring the groups to the front
-        rows = X.squeeze(1)
-        return _product(rows.mT, rows).unsqueeze(0)
+        return gram_of_rows(X.squeeze(1)).unsqueeze(0)
     wide = X.transpose(0, 1).to(wide_dtype(X.dtype))
     return wide.mT @ wide
 

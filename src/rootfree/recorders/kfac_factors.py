@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from rootfree.recorders.grams import gram, gram_diagonal, wide_dtype
-from rootfree.recorders.layers import EmbeddingLayer, Layer
+from rootfree.recorders.grams import gram, gram_diagonal, gram_of_rows, wide_dtype
+from rootfree.recorders.layers import EmbeddingLayer, Layer, LinearLayer
 
 Sharing = Literal["expand", "reduce"]
 
@@ -74,6 +74,10 @@ def input_sums(
     if isinstance(layer, EmbeddingLayer):
         return _index_sums(layer, x, sharing=sharing)
     x = x.to(dtype)
+    if dense and sharing == "expand" and isinstance(layer, LinearLayer):
+        # What follows in fewer calls: a model has many of these, and the host is soon the slower.
+        X = x.reshape(-1, x.shape[-1])
+        return InputSums(gram_of_rows(X), X.sum(0, dtype=wide_dtype(dtype)), len(X))
     A = a = None
     rows = 0
     pieces = iter([layer.mean_inputs(x)]) if sharing == "reduce" else layer.inputs(x)
@@ -93,6 +97,8 @@ def gradient_sum(
     layer: Layer, grad: Tensor, counted: Tensor | None, *, sharing: Sharing, dense: bool
 ) -> Tensor:
     """Σ g gᵀ over the rows of output gradients (g, o, o), or its diagonal (g, o)."""
+    if dense and sharing == "expand" and isinstance(layer, LinearLayer):
+        return gram_of_rows(grad.reshape(-1, grad.shape[-1])).unsqueeze(0)
     Y = layer.outputs(grad)
     if counted is not None:
         Y = Y * counted[:, :, None, None]
