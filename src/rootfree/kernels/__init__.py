@@ -25,7 +25,8 @@ TABLE: dict[str, Callable[[], Any]] = {
 def choose(name: str, fused: bool | None) -> Mapping[str, Any]:
     """The kernels of a method by type of device; the rules run on types that are not there.
 
-    `fused` is the optimizer's argument: None takes kernels where they are to be had, True insists.
+    `fused` is the optimizer's argument: None takes kernels on GPUs where they are to be had; True
+    insists, and takes them in Triton's interpreter too, which is there for tests alone.
     """
     if fused not in (None, True, False):
         raise ValueError(f"fused must be None, True or False, got {fused!r}")
@@ -35,6 +36,8 @@ def choose(name: str, fused: bool | None) -> Mapping[str, Any]:
             "fused must be None or False here, got True: the fused kernels need Triton "
             "(pip install triton)" + ("" if name in TABLE else ", and this method has none")
         )
+    if fused is None:
+        types = tuple(each for each in types if each != "cpu")
     kernel = TABLE[name]() if types else None
     return dict.fromkeys(types, kernel)
 

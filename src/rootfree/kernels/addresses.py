@@ -7,28 +7,43 @@ step to step; their addresses are sent anew only when they changed, and without 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _SPARES = 4
 
+# What captured graphs read at every replay. They do not say when they are gone, and may outlive
+# the optimizer: a few kilobytes a capture stay.
+_captured: list[Any] = []
+
 
 class AddressTable:
-    """Addresses, one int64 each, in a tensor on the device: `tensor`."""
+    """Addresses, one int64 each, in a tensor on the device: `tensor`.
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    `beside` are other tables that the same kernels read: they stay for as long as graphs may.
+    """
+
+    def __init__(
+        self, count: int, device: torch.device, *, beside: tuple[Tensor, ...] = ()
+    ) -> None:
         self._own = torch.zeros(count, dtype=torch.int64, device=device)
         self.tensor = self._own
         #: whether all addresses are multiples of 16, which lets kernels read four numbers at once
         self.aligned = False
         self._sent: list[int] = []
-        # A graph reads its copy at every replay, so each of these serves one capture and stays.
-        self._spares = [self._staging() for _ in range(_SPARES)] if self._own.is_cuda else []
-        self._kept: list[Tensor] = []
+        self._beside = beside
+        # A capture cannot make pinned memory, so some is at hand; each serves one capture.
+        self._spares: list[Tensor] = []
+        self._stock_up()
 
     def _staging(self) -> Tensor:
         return torch.empty(len(self._own), dtype=torch.int64, pin_memory=self._own.is_cuda)
+
+    def _stock_up(self) -> None:
+        while self._own.is_cuda and len(self._spares) < _SPARES:
+            self._spares.append(self._staging())
 
     def send(self, tensors: Sequence[Tensor]) -> bool:
         """Put the addresses of `tensors` into the table; whether any of them is new."""
@@ -39,11 +54,15 @@ class AddressTable:
         if captured:
             # A table of the graph's own: a replay must not change what later steps find in ours.
             if not self._spares:
-                raise RuntimeError(f"one step can be captured at most {_SPARES} times")
+                raise RuntimeError(
+                    f"the step was captured {_SPARES} times without running as usual in between; "
+                    "call step() once outside a capture"
+                )
             staging = self._spares.pop()
-            self._kept.append(staging)
+            _captured.append((staging, self._beside))
             self.tensor = torch.empty_like(self._own)
         else:
+            self._stock_up()
             # A fresh one each time: its memory is not handed out again before the copy ran.
             staging = self._staging()
             self.tensor = self._own

@@ -27,6 +27,8 @@ def entries_of(tile: Tile, *, which: int, stack: int) -> list[list[Entry]]:
     strides = [math.prod(tile.view[n + 1 :]) for n in range(len(tile.view))]
     levels = _levels(tile.sizes, strides)
     outer, rows, columns = levels[:-2], *([(1, 0), *levels][-2:])
+    if rows[1] * ROWS >= 2**31:  # the kernels count in int32 inside a share: row by row
+        outer, rows = levels[:-1], (1, 0)
     (row_count, distance), (column_count, _) = rows, columns
     elements = row_count * column_count
     blocks = []
@@ -65,6 +67,12 @@ def items_of(entry: Entry, *, number: int, place: int) -> list[Item]:
     rows = -(-elements // columns)
     starts = product(range(0, rows, ROWS), range(0, columns, COLS))
     return [(number, row, col, place + i) for i, (row, col) in enumerate(starts)]
+
+
+def shares_of(entry: Entry) -> int:
+    """How many items an entry has."""
+    _, _, _, columns, elements, _ = entry
+    return -(-elements // (columns * ROWS)) * -(-columns // COLS)
 
 
 def aligned(entries: Sequence[Entry]) -> bool:

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from rootfree.buckets import Bucket
 from rootfree.kernels.addresses import AddressTable
-from rootfree.kernels.block_table import COLS, ROWS, WARPS, aligned, as_table, entries_of, items_of
+from rootfree.kernels.block_table import (
+    COLS,
+    ROWS,
+    WARPS,
+    aligned,
+    as_table,
+    entries_of,
+    items_of,
+    shares_of,
+)
 from rootfree.kernels.launch import launch, triton_kernels
 
 Tensors = list[Tensor]
@@ -34,6 +43,7 @@ class Stack:
     spans: Tensor  # first and last item of each parameter
     sizes: Tensor
     shares: list[tuple[int, int, int]]  # of each bucket: first element, blocks, sums a block
+    ragged: bool  # whether some blocks have fewer sums than that
     elements: int
     here: AddressTable
     there: AddressTable
@@ -64,10 +74,14 @@ class FusedBlocks:
     def gather_(self, stack: Stack, gs: Tensors, *, dtype: torch.dtype, squares: bool) -> None:
         """Fill the stack with gradients (and their sums of squares)."""
         gs = [g if g.is_contiguous() else g.contiguous() for g in gs]
+        if len({g.dtype for g in gs}) > 1:
+            gs = [g.float() for g in gs]
         kernels, device = triton_kernels(), gs[0].device
         stack.values = torch.empty(stack.elements, dtype=dtype, device=device)
         total = sum(blocks * count for _, blocks, count in stack.shares)
-        sums = torch.empty(total if squares else 1, dtype=torch.float64, device=device)
+        # Blocks that have fewer sums than others of their bucket leave zeros.
+        make = torch.zeros if stack.ragged else torch.empty
+        sums = make(total if squares else 1, dtype=torch.float64, device=device)
         stack.squares = sums if squares else None
         stack.there.send(gs)
         for items, even in _launches(stack, stack.there.aligned):
@@ -161,7 +175,7 @@ class FusedBlocks:
                 if copy is not t:
                     t.copy_(copy)
             torch.autograd.graph.increment_version(kind)  # autograd must know that they changed
-        if counters:
+        if counters and ms:
             torch._foreach_add_(counters, 1)
         del stack.values, stack.squares
 
@@ -180,22 +194,26 @@ def _layout(ps: Tensors, buckets: list[Bucket]) -> Stack:
     members = {p: i for i, p in enumerate(ps)}
     device = ps[0].device
     per_parameter: list[list[tuple[Any, int]]] = [[] for _ in ps]  # (entry, place of its sums)
-    shares, elements, place = [], 0, 0
+    shares, elements, place, ragged = [], 0, 0, False
     for bucket in buckets:
-        first, blocks, count = elements, 0, 0
+        first = elements
+        cut: list[tuple[int, list[Any]]] = []  # (parameter, rectangles) of each block
         for slot in bucket.slots:
             if slot.p not in members:
                 continue
             which = members[slot.p]
-            for rectangles in entries_of(slot.tile, which=which, stack=elements):
-                begin = place
-                for entry in rectangles:
-                    per_parameter[which].append((entry, place))
-                    place += len(items_of(entry, number=0, place=0))
-                count = place - begin
-                blocks += 1
+            cut += [(which, r) for r in entries_of(slot.tile, which=which, stack=elements)]
             elements += slot.tile.blocks * slot.tile.elements
-        shares.append((first, blocks, count))
+        # A block inside a larger parameter has rows of its own, a whole parameter has none.
+        counts = {sum(map(shares_of, rectangles)) for _, rectangles in cut}
+        most, ragged = max(counts), ragged or len(counts) > 1
+        for which, rectangles in cut:
+            at = place
+            for entry in rectangles:
+                per_parameter[which].append((entry, at))
+                at += shares_of(entry)
+            place += most
+        shares.append((first, len(cut), most))
         elements += -elements % 64  # the next bucket starts where the matrix units like it
     # Parameters that can be read eight numbers at a time come first.
     order = sorted(range(len(ps)), key=lambda i: not aligned([e for e, _ in per_parameter[i]]))
@@ -211,17 +229,22 @@ def _layout(ps: Tensors, buckets: list[Bucket]) -> Stack:
         spans[i] = (begin, len(items))
         if aligned([e for e, _ in per_parameter[i]]):
             even = len(items)
+    tables = (
+        as_table(entries, torch.int64, device),
+        as_table(items, torch.int32, device),
+        as_table(spans, torch.int32, device),
+        as_table([p.numel() for p in ps], torch.int64, device),
+    )
     return Stack(
         ps,
         members,
         buckets,
-        as_table(entries, torch.int64, device),
-        as_table(items, torch.int32, device),
+        *tables[:2],
         even,
-        as_table(spans, torch.int32, device),
-        as_table([p.numel() for p in ps], torch.int64, device),
+        *tables[2:],
         shares,
+        ragged,
         elements,
-        AddressTable(3 * len(ps), device),
-        AddressTable(len(ps), device),
+        AddressTable(3 * len(ps), device, beside=tables),
+        AddressTable(len(ps), device, beside=tables),
     )

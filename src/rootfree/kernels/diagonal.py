@@ -15,6 +15,9 @@ Tensors = list[Tensor]
 
 # A program's share: large enough to pay for looking up where it is, small enough to spread.
 CHUNK, BLOCK, WARPS = 4096, 1024, 8
+# Lists of parameters that are remembered, beyond those that have no parameter in common.
+_PLANS = 64
+_PARAMETERS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -100,20 +103,33 @@ class FusedDiagonal:
     def _plan(self, ps: Tensors) -> _Plan:
         plan = self._plans.get(id(ps))
         if plan is None or plan.ps is not ps:
+            self._forget_others_of(ps)
             device = ps[0].device
             chunks = [
                 (i, chunk) for i, p in enumerate(ps) for chunk in range(-(-p.numel() // CHUNK))
             ]
+            items = torch.tensor(chunks, dtype=torch.int32).to(device)
+            sizes = torch.tensor([p.numel() for p in ps]).to(device)
             plan = self._plans[id(ps)] = _Plan(
                 ps,
-                torch.tensor(chunks, dtype=torch.int32).to(device),
-                torch.tensor([p.numel() for p in ps]).to(device),
-                AddressTable(4 * len(ps), device),
-                AddressTable(len(ps), device),
+                items,
+                sizes,
+                AddressTable(4 * len(ps), device, beside=(items, sizes)),
+                AddressTable(len(ps), device, beside=(items, sizes)),
                 plain={type(p) for p in ps} <= {Tensor, torch.nn.Parameter}
-                and ps[0].dtype != torch.float64,
+                and ps[0].dtype in _PARAMETERS,
             )
         return plan
+
+    def _forget_others_of(self, ps: Tensors) -> None:
+        """Where gradients come and go there is a list for every pattern: not all are kept."""
+        if len(self._plans) >= _PLANS:
+            members = set(map(id, ps))
+            self._plans = {
+                key: plan
+                for key, plan in self._plans.items()
+                if members.isdisjoint(map(id, plan.ps))
+            }
 
     def _fit(self, plan: _Plan, mine: Tensors, gs: Tensors, *, rounded: bool) -> bool:
         """Whether layouts and dtypes suit the kernel; tells it where everything is.
@@ -122,16 +138,25 @@ class FusedDiagonal:
         """
         if plan.here.send(mine):
             strides = [p.stride() for p in plan.ps]
-            alike = all(t.stride() == strides[i % len(strides)] for i, t in enumerate(mine))
+            count = len(strides)
+            alike = all(_alike(t, plan.ps[i % count]) for i, t in enumerate(mine[: 3 * count]))
             # The noise of rounding counts elements in the order of the indices.
             dense = all(p.is_contiguous() or (not rounded and _dense(p)) for p in plan.ps)
-            plan.strides = strides if dense and (alike or rounded) else None
-        if plan.strides != [g.stride() for g in gs] or {type(g) for g in gs} != {Tensor}:
+            plan.strides = strides if dense and alike else None
+        if plan.strides is None or {type(g) for g in gs} != {Tensor}:
+            return False
+        if plan.strides != [g.stride() for g in gs] and not all(map(_alike, gs, plan.ps)):
             return False
         if len({g.dtype for g in gs}) > 1:
             return False
         plan.there.send(gs)
         return True
+
+
+def _alike(t: Tensor, p: Tensor) -> bool:
+    """Whether t is laid out like p; the stride of an axis of size one says nothing."""
+    axes = zip(t.stride(), p.stride(), p.shape, strict=True)
+    return t.shape == p.shape and all(mine == its or size == 1 for mine, its, size in axes)
 
 
 def _dense(p: Tensor) -> bool:

@@ -52,9 +52,10 @@ def _look(arguments: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, .
     return (
         arguments[0].device,
         *[
-            (a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a
+            (a.dtype, a.data_ptr() % 16 == 0)
+            if isinstance(a, Tensor)
+            else (float if isinstance(a, float) else a)
             for a in arguments
-            if not isinstance(a, float)
         ],
         *constants.values(),
     )

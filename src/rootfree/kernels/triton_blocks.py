@@ -13,6 +13,8 @@ import triton.language as tl
 
 from rootfree.kernels.triton_diagonal import _pointer, _store_state
 
+_MANY = tl.constexpr(2**30)
+
 
 @triton.jit
 def _share(items, entries, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
@@ -25,7 +27,8 @@ def _share(items, entries, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.c
     columns = tl.load(entry + 3)
     base = tl.load(entry + 1) + row * stride + col
     stack = tl.load(entry + 5) + row * columns + col
-    left = (tl.load(entry + 4) - row * columns).to(tl.int32) - col
+    # What is left of a block may be more than an int32 holds; a share needs to know less.
+    left = tl.minimum(tl.load(entry + 4) - row * columns - col, _MANY).to(tl.int32)
     stride = stride.to(tl.int32)
     columns = columns.to(tl.int32)
     if ALIGNED:

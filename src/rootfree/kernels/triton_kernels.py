@@ -9,10 +9,16 @@ from torch import Tensor
 from rootfree.kernels import triton_blocks as blocks
 from rootfree.kernels import triton_diagonal as diagonal
 from rootfree.kernels import triton_factors as factors
+from rootfree.kernels import triton_products as products
 
-_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_DTYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float64: tl.float64,  # of state: what is computed is computed in fp32
+}
 
-__all__ = ["blocks", "diagonal", "dtype", "factors"]
+__all__ = ["blocks", "diagonal", "dtype", "factors", "products"]
 
 
 def dtype(tensor: Tensor) -> tl.dtype:

@@ -1,0 +1,95 @@
+"""Products along the axes of a stack of blocks, in bf16: by the vendor's library where it is good.
+
+The kernels are in triton_products.py. A `site` tells launches apart (see launch.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootfree.kernels.launch import launch, triton_kernels
+
+Site = tuple[Any, ...]
+
+# The last axis of convolutions (9, say): the library is slow on such odd sizes.
+NARROW = 32
+
+
+def symmetric_product(site: Site, half: Tensor) -> Tensor:
+    """K Kᵀ."""
+    b, d = half.shape[:2]
+    tile, tiles = tiling(d, d)
+    P = torch.empty_like(half)
+    kernel = triton_kernels().products.product_kernel
+    launch(kernel, b * tiles, half, P, d, tiles, site=site, **tile)
+    return P
+
+
+def multiply(site: Site, G: Tensor, n: int, M: Tensor, out: Tensor | None = None) -> Tensor:
+    """Mᵀ applied along axis n of G (b, d_1..d_N), contiguous."""
+    b, d, last = len(G), M.shape[1], G.dim() - 2
+    site = (*site, M.stride(), out is None)
+    if out is None:
+        out = torch.empty_like(G)
+    if n == 0:
+        torch.bmm(M.mT, G.view(b, d, -1), out=out.view(b, d, -1))
+    elif n == last and d <= NARROW:
+        rows = G[0].numel() // d
+        tiles = -(-rows // 256)
+        launch(
+            triton_kernels().products.narrow_multiply_kernel,
+            b * tiles, G, M, out, rows, d, tiles, M.stride(1), M.stride(2),
+            site=site, ROWS=256, D=32 if d > 16 else 16, num_warps=4,
+        )  # fmt: skip
+    elif n == last:
+        torch.bmm(G.view(b, -1, d), M, out=out.view(b, -1, d))
+    else:
+        product = torch.bmm(M.mT, matricised(G, n))
+        moved = G.movedim(n + 1, 1).shape
+        out.copy_(product.view(moved).movedim(1, n + 1))
+    return out
+
+
+def matricised(G: Tensor, n: int) -> Tensor:
+    """G₍ₙ₎ (b, d_n, r): a view for the first and the last axis."""
+    b, last = len(G), G.dim() - 2
+    if n == 0:
+        return G.flatten(2)
+    if n == last:
+        return G.view(b, -1, G.shape[-1]).mT
+    return G.movedim(n + 1, 1).reshape(b, G.shape[n + 1], -1)
+
+
+def long_gram(site: Site, X: Tensor) -> Tensor:
+    """X Xᵀ of matrices with few rows and many columns."""
+    b, d, r = X.shape
+    if d > NARROW or X.stride(1) != 1:
+        return torch.bmm(X, X.mT)
+    parts = min(64, -(-r // 4096))
+    sums = torch.empty(b, parts, d, d, device=X.device)
+    launch(
+        triton_kernels().products.narrow_gram_kernel, b * parts, X, sums, r, d, parts,
+        site=site, ROWS=128, D=32 if d > 16 else 16, num_warps=4,
+    )  # fmt: skip
+    return sums.sum(1)
+
+
+def tiling(d: int, r: int) -> tuple[dict[str, Any], int]:
+    """Tiles of a symmetric d×d result and depth of its sum over r, for the matrix units.
+
+    Returns them as a kernel's constants, and the number of tiles on and below the diagonal.
+    """
+    tile = 128 if d >= 128 else 64 if d > 32 else 32
+    depth = 64 if tile > 32 else 32
+    side = -(-d // tile)
+    constants = {
+        "TILE": tile,
+        "DEPTH": depth,
+        "EVEN": d % tile == 0 and d % depth == 0 and r % depth == 0,
+        "num_warps": 8 if tile == 128 else 4,
+        "num_stages": 3,
+    }
+    return constants, side * (side + 1) // 2

@@ -1,0 +1,178 @@
+"""Inverse-free factors, dense: the kernels that multiply matrices.
+
+Layout: b blocks of d×d matrices. `half`: the factor in bf16, which the matrix units read; h: its
+tangent vector; X (b, d, r): Ĝ₍ₙ₎ seen through strides.
+
+Symmetric results are computed for the tiles on and below the diagonal and mirrored: half the work.
+Sums over a block are left as one partial sum a tile (see triton_sums.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+from rootfree.kernels.triton_sums import LARGEST, add_up, unit_of
+
+# Triton's interpreter multiplies the bits of bf16 matrices; widened to fp32 the products are exact.
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def _multiply_add(left, right, acc):
+    if _INTERPRETED:
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), acc)
+    return tl.dot(left, right, acc)
+
+
+@triton.jit
+def _tile(t):
+    """Row and column of tile t among those on and below the diagonal."""
+    i = ((tl.sqrt(8.0 * t.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
+    i = tl.where(i * (i + 1) // 2 > t, i - 1, i)
+    i = tl.where((i + 1) * (i + 2) // 2 <= t, i + 1, i)
+    return i, t - i * (i + 1) // 2
+
+
+@triton.jit
+def _gram_tile(
+    acc, x, rows, cols, d, r, x_d, x_r, DEPTH: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """acc + a tile of X Xᵀ, X given by its strides."""
+    depth = tl.arange(0, DEPTH)
+    left_at = x + rows[:, None] * x_d + depth[None, :] * x_r
+    right_at = x + depth[:, None] * x_r + cols[None, :] * x_d
+    for start in range(0, r, DEPTH):
+        if EVEN:
+            left = tl.load(left_at)
+            right = tl.load(right_at)
+        else:
+            inside = start + depth < r
+            left = tl.load(left_at, (rows < d)[:, None] & inside[None, :], 0.0)
+            right = tl.load(right_at, inside[:, None] & (cols < d)[None, :], 0.0)
+        acc = _multiply_add(left, right, acc)
+        left_at += DEPTH * x_r
+        right_at += DEPTH * x_r
+    return acc
+
+
+@triton.jit
+def _store_mirrored(out, tile, i, j, rows, cols, d):
+    value = tile.to(out.dtype.element_ty)
+    inside = (rows < d)[:, None] & (cols < d)[None, :]
+    tl.store(out + rows[:, None] * d + cols[None, :], value, inside)
+    if i != j:
+        inside = (cols < d)[:, None] & (rows < d)[None, :]
+        tl.store(out + cols[:, None] * d + rows[None, :], tl.trans(value), inside)
+
+
+@triton.jit
+def tangent_kernel(
+    X, half, gram, h, sums, largest, trace, other_trace,
+    d, r, x_b, x_d, x_r, tiles, largest_count, trace_count, other_count, B, lam, gamma,
+    GRAM: tl.constexpr, OTHERS: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """h <- ½(B·unit²/r·X Xᵀ + λ·∏ trace·KᵀK - γI), and partial sums of h²."""
+    b = tl.program_id(0) // tiles
+    t = tl.program_id(0) % tiles
+    i, j = _tile(t)
+    rows = i * TILE + tl.arange(0, TILE)
+    cols = j * TILE + tl.arange(0, TILE)
+    base = b.to(tl.int64) * d * d
+    unit = unit_of(largest, b, largest_count)
+    # The square of a large unit would overflow on its own.
+    scaled = tl.sqrt(B) * tl.minimum(unit, 1e17)
+    scaled = tl.minimum(scaled * scaled, LARGEST) * 0.5 / r
+    traces = add_up(trace, b, trace_count)
+    if OTHERS == 2:
+        traces *= add_up(other_trace, b, other_count)
+    # The limit is below rounding; with it the quotient, and its product with a Gram matrix of
+    # numbers up to LARGE, stay finite.
+    damping = tl.maximum(0.5 * lam * traces, 1e-25 * scaled)
+    if GRAM:
+        inside = (rows < d)[:, None] & (cols < d)[None, :]
+        value = tl.load(gram + base + rows[:, None] * d + cols[None, :], inside, 0.0).to(tl.float32)
+    else:
+        value = tl.zeros((TILE, TILE), tl.float32)
+        value = _gram_tile(value, X + b.to(tl.int64) * x_b, rows, cols, d, r, x_d, x_r, DEPTH, EVEN)
+    # One accumulator for both sums leaves registers for a second program on the processor.
+    value = value * (scaled / damping)
+    value = _gram_tile(value, half + base, rows, cols, d, d, 1, d, DEPTH, EVEN) * damping
+    diagonal = (rows[:, None] == cols[None, :]) & (rows < d)[:, None]
+    value = tl.where(diagonal, value - 0.5 * gamma, value)
+    _store_mirrored(h + base, value, i, j, rows, cols, d)
+    total = tl.sum(tl.sum(value * value, 1), 0)
+    tl.store(sums + b * tiles + t, tl.where(i == j, total, 2 * total))
+
+
+@triton.jit
+def square_kernel(
+    h, q, sums, fourths, d, tiles,
+    STORE: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """STORE: q <- h²/‖h‖².  Otherwise partial sums of the squares of h²  (h is q then)."""
+    b = tl.program_id(0) // tiles
+    t = tl.program_id(0) % tiles
+    i, j = _tile(t)
+    rows = i * TILE + tl.arange(0, TILE)
+    cols = j * TILE + tl.arange(0, TILE)
+    base = b.to(tl.int64) * d * d
+    value = tl.zeros((TILE, TILE), tl.float32)
+    value = _gram_tile(value, h + base, rows, cols, d, d, d, 1, DEPTH, EVEN)
+    if STORE:
+        value = value / tl.maximum(add_up(sums, b, tiles), 1e-30)
+        _store_mirrored(q + base, value, i, j, rows, cols, d)
+    else:
+        total = tl.sum(tl.sum(value * value, 1), 0)
+        tl.store(fourths + b * tiles + t, tl.where(i == j, total, 2 * total))
+
+
+@triton.jit
+def product_kernel(half, P, d, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr):
+    """P <- K Kᵀ."""
+    b = tl.program_id(0) // tiles
+    i, j = _tile(tl.program_id(0) % tiles)
+    rows = i * TILE + tl.arange(0, TILE)
+    cols = j * TILE + tl.arange(0, TILE)
+    base = b.to(tl.int64) * d * d
+    value = tl.zeros((TILE, TILE), tl.float32)
+    value = _gram_tile(value, half + base, rows, cols, d, d, d, 1, DEPTH, EVEN)
+    _store_mirrored(P + base, value, i, j, rows, cols, d)
+
+
+@triton.jit
+def narrow_multiply_kernel(
+    X, M, out, rows, d, tiles, m_row, m_col, ROWS: tl.constexpr, D: tl.constexpr
+):
+    """out <- X M for X (b, rows, d) with a narrow last axis."""
+    b = (tl.program_id(0) // tiles).to(tl.int64)
+    row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, D)
+    square = (k < d)[:, None] & (k < d)[None, :]
+    m = tl.load(M + b * d * d + k[:, None] * m_row + k[None, :] * m_col, square, 0.0)
+    at = b * rows * d + row[:, None] * d + k[None, :]
+    mask = (row < rows)[:, None] & (k < d)[None, :]
+    x = tl.load(X + at, mask, 0.0)
+    product = _multiply_add(x, m, tl.zeros((ROWS, D), tl.float32))
+    tl.store(out + at, product.to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def narrow_gram_kernel(X, sums, rows, d, parts, ROWS: tl.constexpr, D: tl.constexpr):
+    """Partial sums of XᵀX for X (b, rows, d) with a narrow last axis, one a part of the rows."""
+    b = (tl.program_id(0) // parts).to(tl.int64)
+    part = tl.program_id(0) % parts
+    share = tl.cdiv(tl.cdiv(rows, parts), ROWS) * ROWS
+    k = tl.arange(0, D)
+    acc = tl.zeros((D, D), tl.float32)
+    for start in range(part * share, tl.minimum((part + 1) * share, rows), ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & (k < d)[None, :]
+        x = tl.load(X + b * rows * d + row[:, None] * d + k[None, :], mask, 0.0)
+        acc = _multiply_add(tl.trans(x), x, acc)
+    square = (k < d)[:, None] & (k < d)[None, :]
+    out = sums + tl.program_id(0).to(tl.int64) * d * d
+    tl.store(out + k[:, None] * d + k[None, :], acc, square)

@@ -1,0 +1,44 @@
+"""Which kernels an optimizer gets: None takes them on GPUs, True in the interpreter too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rootfree
+from kernels.devices import DEVICE
+from rootfree import kernels
+
+
+def test_none_takes_kernels_on_gpus_alone():
+    assert set(kernels.choose("heavy_ball", None)) == {"cuda"}
+
+
+def test_true_takes_the_interpreter_as_well():
+    assert DEVICE in kernels.choose("heavy_ball", True)
+
+
+def test_false_takes_none():
+    assert kernels.choose("blocks", False) == {}
+
+
+def test_a_method_without_kernels_says_so():
+    with pytest.raises(ValueError, match="this method has none"):
+        kernels.choose("", True)
+
+
+def test_fused_is_true_false_or_none():
+    with pytest.raises(ValueError, match="fused must be None, True or False, got 'yes'"):
+        rootfree.RFRMSprop([torch.nn.Parameter(torch.ones(2))], fused="yes")
+
+
+def test_the_rules_run_on_the_cpu_unless_asked():
+    optimizer = rootfree.RFRMSprop([torch.nn.Parameter(torch.ones(2))], batch_size=1)
+    assert optimizer._kernel_for(torch.ones(1)) is None
+
+
+@pytest.mark.parametrize("name", sorted(kernels.TABLE))
+def test_every_optimizer_has_kernels_of_its_own(name):
+    """They remember where parameters are: no two optimizers may share one."""
+    left, right = (kernels.choose(name, True)[DEVICE] for _ in range(2))
+    assert left is not right

@@ -1,0 +1,283 @@
+"""The fused pass of the diagonal methods against rules/diagonal.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.devices import DEVICE, normal, unaligned
+from rootfree.kernels.diagonal import CHUNK, FusedDiagonal
+from rootfree.rounding import widened
+from rootfree.rules.diagonal import (
+    accumulate_squares_,
+    average_,
+    decoupled_decay_,
+    preconditioned_descent_,
+    preconditioned_heavy_ball_,
+)
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+SHAPES = [(), (1,), (7,), (CHUNK - 1,), (CHUNK + 3,), (3, 5, 2, 2)]
+BETA2, B, LAM, KAPPA, LR = 0.125, 8, 0.25, 0.01, 0.1
+
+
+@dataclass
+class Lists:
+    """What a step reads and changes."""
+
+    ps: list[Tensor]
+    gs: list[Tensor]
+    ss: list[Tensor]
+    ms: list[Tensor]
+    counters: list[Tensor]
+    options: dict = field(default_factory=dict)
+
+    def clone(self) -> Lists:
+        copied = [
+            [t.clone(memory_format=torch.preserve_format) for t in kind] for kind in self.kinds
+        ]
+        return Lists(*copied, options=self.options)
+
+    @property
+    def kinds(self) -> list[list[Tensor]]:
+        return [self.ps, self.gs, self.ss, self.ms, self.counters]
+
+    def changed_from(self, other: Lists) -> bool:
+        return any(
+            not torch.equal(a, b)
+            for mine, its in zip(self.kinds, other.kinds, strict=True)
+            for a, b in zip(mine, its, strict=True)
+        )
+
+
+def lists(shapes=SHAPES, *, dtype=FP32, grad=None, state=FP32, momentum=True, gamma=1.0, seed=0):
+    """Random ones. Squares of gradients and preconditioners are exact in fp32: k/8 and k/16."""
+    ps = [normal(*s, seed=seed + i).to(dtype) for i, s in enumerate(shapes)]
+    gs = [(normal(*s, seed=seed + 50 + i) * 8).round().div(8) for i, s in enumerate(shapes)]
+    ss = [(normal(*s, seed=seed + 70 + i).abs() * 16).round().div(16) for i, s in enumerate(shapes)]
+    ms = [normal(*s, seed=seed + 90 + i).to(state) for i, s in enumerate(shapes)]
+    counters = [torch.tensor(7 * i - 3, dtype=torch.int32, device=DEVICE) for i in range(len(ps))]
+    return Lists(
+        ps,
+        [g.to(grad or dtype) for g in gs],
+        [s.to(state) for s in ss],
+        ms if momentum else [],
+        counters if state == BF16 else [],
+        {"alpha1": 0.9, "gamma": gamma, "lr": LR},
+    )
+
+
+def fused(update: str, x: Lists, kernel: FusedDiagonal | None = None) -> bool:
+    return (kernel or FusedDiagonal(update))(
+        *x.kinds,
+        lr=x.options["lr"],
+        keep=1 - BETA2 * x.options["gamma"],
+        gain=BETA2 * B,
+        alpha1=x.options["alpha1"],
+        lam=LAM,
+        kappa=KAPPA,
+    )
+
+
+def by_rule(update: str, x: Lists) -> None:
+    gs = [g.float() for g in x.gs]
+    squares = {"beta2": BETA2, "B": B, "gamma": x.options["gamma"]}
+    lr, alpha1 = x.options["lr"], x.options["alpha1"]
+    if update == "heavy_ball":
+        with widened(x.ss, FP32, x.counters) as ss:
+            accumulate_squares_(ss, gs, **squares)
+        with widened(x.ms, FP32, x.counters) as ms:
+            rates = {"lr": lr, "alpha1": alpha1, "lam": LAM, "kappa": KAPPA}
+            preconditioned_heavy_ball_(x.ps, ms, gs, ss, **rates)
+    else:
+        with widened(x.ms, FP32, x.counters) as ms:
+            average_(ms, gs, alpha=alpha1)
+        with widened(x.ss, FP32, x.counters) as ss:
+            accumulate_squares_(ss, gs, **squares)
+        decoupled_decay_(x.ps, lr=lr, kappa=KAPPA)
+        preconditioned_descent_(x.ps, ms, ss, lr=lr, lam=LAM)
+
+
+def assert_alike(got: Lists, expected: Lists) -> None:
+    for g, e in zip(got.counters, expected.counters, strict=True):
+        assert torch.equal(g, e)
+    for g, e in zip(got.ss, expected.ss, strict=True):
+        assert torch.equal(g, e), "squares are exact, and rounded with the same noise"
+    for got_kind, expected_kind in ((got.ps, expected.ps), (got.ms, expected.ms)):
+        for g, e in zip(got_kind, expected_kind, strict=True):
+            eps = torch.finfo(g.dtype).eps
+            error = (g.double() - e.double()).abs()
+            # The last bits of fp32 differ; in fewer bits that shows where rounding was undecided.
+            assert (error <= 2 * eps * e.double().abs() + 1e-6).all()
+            assert (error > 1e-5 * (1 + e.double().abs())).sum() <= 1 + 0.01 * g.numel()
+
+
+def check(update: str, x: Lists, steps: int = 2) -> None:
+    kernel = FusedDiagonal(update)
+    for _ in range(steps):
+        before, other = x.clone(), x.clone()
+        assert fused(update, x, kernel)
+        assert x.changed_from(before)
+        # In fp32, and rounded once, as in the kernel.
+        other.ps = [p.float() for p in other.ps]
+        by_rule(update, other)
+        other.ps = [e.to(p.dtype) for e, p in zip(other.ps, x.ps, strict=True)]
+        assert_alike(x, other)
+
+
+METHODS = {
+    "rmsprop": ("heavy_ball", {}),
+    "rmsprop-plain": ("heavy_ball", {"momentum": False}),
+    "adagrad": ("heavy_ball", {"gamma": 0.0}),
+    "adamw": ("averaged", {}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
+@pytest.mark.parametrize("state", [FP32, BF16])
+def test_equals_the_rule(method, dtype, state):
+    update, options = METHODS[method]
+    check(update, lists(dtype=dtype, state=state, **options), steps=1)
+
+
+@pytest.mark.parametrize("grad", [BF16, FP16, FP64])
+def test_gradients_of_another_dtype(grad):
+    check("heavy_ball", lists([(3,), (5, 7)], grad=grad))
+
+
+def test_state_in_double_precision_around_fp32_parameters():
+    check("averaged", lists([(3,), (5, 7)], state=FP64))
+
+
+@pytest.mark.parametrize("state", [FP32, BF16])
+@pytest.mark.parametrize("update", ["heavy_ball", "averaged"])
+def test_a_tensor_as_step_size(update, state):
+    x = lists([(9,), (2, 3)], state=state)
+    x.options["lr"] = torch.tensor(LR, device=DEVICE)
+    check(update, x)
+
+
+@pytest.mark.parametrize("which", ["ps", "gs", "ss", "ms"])
+def test_memory_that_starts_anywhere(which):
+    x = lists([(33,), (CHUNK + 1,)])
+    setattr(x, which, [unaligned(t) for t in getattr(x, which)])
+    assert getattr(x, which)[0].data_ptr() % 16 != 0
+    check("heavy_ball", x)
+
+
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        lambda t: t.to(memory_format=torch.channels_last),
+        lambda t: t.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+    ],
+    ids=["channels_last", "permuted"],
+)
+def test_dense_memory_in_another_order(laid_out):
+    x = lists([(4, 3, 2, 5), (2, 6, 3, 3)])
+    for kind in x.kinds:
+        kind[:] = [laid_out(t) for t in kind]
+    assert not x.ps[0].is_contiguous()
+    check("heavy_ball", x)
+
+
+def test_strides_of_axes_of_size_one_say_nothing():
+    x = lists([(4, 3, 1, 1)])
+    x.gs = [x.gs[0].as_strided((4, 3, 1, 1), (3, 1, 3, 3))]
+    check("heavy_ball", x)
+
+
+def test_addresses_are_followed():
+    x = lists([(5,), (6,)])
+    kernel, other = FusedDiagonal("heavy_ball"), x.clone()
+    for i in range(3):
+        x.gs = [t.clone() * 2 for t in x.gs]
+        other.gs = [t.clone() for t in x.gs]
+        if i == 2:
+            x.ss = [unaligned(t) for t in x.ss]
+        assert fused("heavy_ball", x, kernel)
+        by_rule("heavy_ball", other)
+        for a, b in zip(x.ps, other.ps, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def as_subclass(t: Tensor) -> Tensor:
+    class Mine(Tensor):
+        pass
+
+    return t.as_subclass(Mine)
+
+
+def _replace(kind: str, index: int, change):
+    def replaced(x: Lists) -> None:
+        getattr(x, kind)[index] = change(getattr(x, kind)[index])
+
+    return replaced
+
+
+def channels_last(t: Tensor) -> Tensor:
+    return t.to(memory_format=torch.channels_last)
+
+
+UNFIT = {
+    "subclass of a parameter": _replace("ps", 0, as_subclass),
+    "subclass of a gradient": _replace("gs", 1, as_subclass),
+    "layout of a gradient": _replace("gs", 1, channels_last),
+    "layout of a preconditioner": _replace("ss", 0, channels_last),
+    "layout of a momentum": _replace("ms", 1, channels_last),
+    "gradients of two dtypes": _replace("gs", 0, Tensor.bfloat16),
+    "a gradient with gaps": _replace("gs", 0, lambda g: torch.cat([g, g], -1)[..., : g.shape[-1]]),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+@pytest.mark.parametrize("state", [FP32, BF16])
+def test_what_does_not_fit_is_left_alone(what, state):
+    x = lists([(4, 3, 2, 5), (2, 6, 3, 3)], state=state)
+    UNFIT[what](x)
+    before = x.clone()
+    assert not fused("heavy_ball", x)
+    assert not x.changed_from(before)
+
+
+def test_double_precision_is_left_alone():
+    x = lists([(4,)], dtype=FP64, state=FP64)
+    before = x.clone()
+    assert not fused("heavy_ball", x)
+    assert not x.changed_from(before)
+
+
+def test_bf16_state_in_another_layout_is_left_alone():
+    """Noise counts elements in the order of the indices, the kernel in the order of memory."""
+    x = lists([(4, 3, 2, 5)], state=BF16)
+    for kind in (x.ps, x.gs, x.ss, x.ms):
+        kind[:] = [channels_last(t) for t in kind]
+    assert not fused("heavy_ball", x)
+
+
+def test_lists_that_come_and_go_are_forgotten():
+    """Every pattern of missing gradients is a list of its own."""
+    kernel = FusedDiagonal("heavy_ball")
+    first = lists([(1,)] * 2)
+    kernel._plan(first.ps)
+    lasting = lists([(1,)] * 2).ps
+    kernel._plan(lasting)
+    for _ in range(300):
+        kernel._plan(list(first.ps))
+    assert len(kernel._plans) < 100
+    assert any(plan.ps is lasting for plan in kernel._plans.values())
+
+
+def test_autograd_learns_of_the_change():
+    x = lists([(3,)])
+    p = torch.nn.Parameter(x.ps[0])
+    y = (p * p).sum()
+    x.ps = [p]
+    with torch.no_grad():
+        assert fused("heavy_ball", x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()

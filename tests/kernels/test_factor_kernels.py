@@ -1,0 +1,278 @@
+"""Each kernel of the factors against the same thing in plain float64.
+
+Operands are bf16 numbers and sums are in fp32, so a result that is stored in bf16 is off by half
+a spacing (EPS/2), one that is stored in fp32 by rounding of the sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from kernels.devices import DEVICE, EPS, close, normal, run, zeros
+from rootfree.kernels import axis_products
+from rootfree.kernels.factors import _BLOCK, _SLACK
+from rootfree.kernels.launch import triton_kernels
+from rootfree.rounding import stochastic_round_
+from rootfree.structures.norms import schatten8
+
+BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
+FACTORS, PRODUCTS = triton_kernels().factors, triton_kernels().products
+SIZES = [1, 5, 33, 64, 130]  # tiles of 32, 64 and 128, with and without remainder
+B = 2  # blocks
+
+
+def halves(*shape: int, seed: int = 0) -> torch.Tensor:
+    return normal(*shape, seed=seed).to(BF16)
+
+
+# -- over elements ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_start(axes):
+    squares = normal(5, 7, seed=1).double().square()
+    squares[1], squares[2], squares[3] = 0.0, math.inf, 1e-60
+    started = torch.tensor([0, 0, 0, 0, 1], dtype=torch.bool, device=DEVICE)
+    scales = zeros(5)
+    run(FACTORS.start_kernel, 5, squares, started, scales, 7, 21, 8.0, AXES=axes, num_warps=1)
+    root = (8.0 * squares.sum(1) / 21).sqrt().clamp(min=1e-15)
+    expected = root.pow(-1 / axes)
+    expected[[1, 2, 4]] = 1.0  # no gradient, not a number, started before
+    close(scales, expected, rtol=1e-5)
+    assert started.tolist() == [True, False, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize("d", [5, 65])
+def test_halve(dtype, start, d):
+    K = normal(B, d, d).to(dtype)
+    before = K.clone()
+    chunks = -(-d * d // _BLOCK)
+    half, traces = zeros(B, d, d, dtype=BF16), zeros(B, chunks)
+    scales = torch.tensor([1.0, 3.0], device=DEVICE)
+    run(
+        FACTORS.halve_kernel, B * chunks, K, half, traces, scales, d * d, chunks,
+        START=start, BLOCK=_BLOCK, num_warps=8,
+    )  # fmt: skip
+    factor = scales if start else torch.ones(2, device=DEVICE)
+    expected = before.float() * factor[:, None, None]
+    assert torch.equal(K, expected.to(dtype))
+    assert torch.equal(half, expected.to(BF16))
+    close(traces.sum(1), expected.double().square().sum((1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [3, _BLOCK + 1])
+@pytest.mark.parametrize("scale", [1.0, 5e3, 1e6, 1e30])
+def test_large_entries_are_scaled_down_by_a_power_of_two(size, scale):
+    Ghat = halves(B, size)
+    Ghat[1] *= scale
+    before = Ghat.clone()
+    chunks = -(-size // _BLOCK)
+    largest = zeros(B, chunks)
+    arguments = (Ghat, largest, size, chunks)
+    run(FACTORS.largest_kernel, B * chunks, *arguments, BLOCK=_BLOCK, num_warps=8)
+    assert torch.equal(largest.amax(1), before.float().abs().amax(1))
+    run(FACTORS.scale_down_kernel, B * chunks, *arguments, BLOCK=_BLOCK)
+    assert torch.equal(Ghat[0], before[0])
+    if scale == 1.0:
+        assert torch.equal(Ghat, before)
+    else:
+        assert 0.5 <= Ghat[1].abs().amax() <= 1
+        unit = before[1].double() / Ghat[1].double()
+        assert (unit == unit[0]).all()
+        assert torch.frexp(unit[0])[0] == 0.5
+
+
+def moved(K, product, *, norm, sums, fourths, started, counters, axis=1, beta2=0.3):
+    d = K.shape[1]
+    chunks, q = -(-d * d // _BLOCK), product.clone()
+    run(
+        FACTORS.move_kernel, B * chunks, K, q, sums, fourths,
+        K if started is None else started, K if counters is None else counters,
+        d * d, chunks, sums.shape[1], axis, beta2, _SLACK,
+        NORM=norm, START=started is not None, BLOCK=_BLOCK, num_warps=8,
+    )  # fmt: skip
+    return q
+
+
+@pytest.mark.parametrize("norm", ["none", "frobenius", "spectral"])
+@pytest.mark.parametrize("d", [5, 65])
+def test_move(norm, d):
+    K, product = normal(B, d, d), halves(B, d, d, seed=1)
+    sums, fourths = normal(B, 3, seed=2).square(), normal(B, 3, seed=3).square()
+    sums[1] *= 50
+    before = K.clone().double()
+    half = moved(K, product, norm=norm, sums=sums, fourths=fourths, started=None, counters=None)
+    size = torch.ones(B, dtype=FP64, device=DEVICE)
+    if norm != "none":
+        size = sums.double().sum(1).sqrt()
+    if norm == "spectral":
+        size = size * fourths.double().sum(1).pow(1 / 8) * _SLACK
+    step = 0.3 / size.clamp(min=1.0)
+    close(K, before - step[:, None, None] * product.double(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(half, K.to(BF16))
+
+
+def test_move_rounds_like_the_rule():
+    K, product = normal(B, 9, 9).to(BF16), halves(B, 9, 9, seed=1)
+    sums = zeros(B, 1)
+    counters = torch.tensor([3, -5], dtype=torch.int32, device=DEVICE)
+    # β₂ is a power of two and the norm below one: the step itself is exact.
+    expected = K.clone()
+    stochastic_round_(expected, K.float() - 0.25 * product.float(), counters + 2)
+    half = moved(
+        K, product, norm="frobenius", sums=sums, fourths=sums, started=None, counters=counters,
+        axis=2, beta2=0.25,
+    )  # fmt: skip
+    assert torch.equal(K, expected)
+    assert torch.equal(half, expected)
+
+
+def test_blocks_that_wait_do_not_move():
+    K, product = normal(B, 5, 5), halves(B, 5, 5, seed=1)
+    before, sums = K.clone(), zeros(B, 1)
+    started = torch.tensor([False, True], device=DEVICE)
+    moved(K, product, norm="none", sums=sums, fourths=sums, started=started, counters=None)
+    assert torch.equal(K[0], before[0])
+    close(K[1], before[1].double() - 0.3 * product[1].double(), rtol=1e-5, atol=1e-6)
+
+
+# -- matrix products -------------------------------------------------------------------------
+
+
+def tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7, gram=None):
+    d, r = X.shape[1:]
+    tile, tiles = axis_products.tiling(d, r)
+    h, sums = zeros(B, d, d, dtype=BF16), zeros(B, tiles)
+    largest = torch.full((B, 1), unit, device=DEVICE)
+    run(
+        PRODUCTS.tangent_kernel,
+        B * tiles, X, half, half if gram is None else gram, h, sums, largest, traces[0], traces[-1],
+        d, r, *X.stride(), tiles, 1, traces[0].shape[1], traces[-1].shape[1], rate, lam, gamma,
+        GRAM=gram is not None, OTHERS=len(traces), **tile,
+    )  # fmt: skip
+    return h, sums
+
+
+def expected_tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7):
+    X, half = X.double(), half.double()
+    damping = lam * math.prod([t.double().sum(1) for t in traces])[:, None, None]
+    identity = torch.eye(X.shape[1], dtype=FP64, device=DEVICE)
+    weight = min(rate * unit**2, 1e15) / X.shape[2]
+    return (weight * X @ X.mT + damping * half.mT @ half - gamma * identity) / 2
+
+
+@pytest.mark.parametrize("d", SIZES)
+@pytest.mark.parametrize("r", [3, 64])
+@pytest.mark.parametrize("others", [1, 2])
+def test_tangent(d, r, others):
+    X, half = halves(B, d, r), halves(B, d, d, seed=1)
+    traces = [normal(B, 3, seed=5 + i).square() for i in range(others)]
+    h, sums = tangent(X, half, traces=traces)
+    expected = expected_tangent(X, half, traces=traces)
+    close(h, expected, rtol=EPS / 2, atol=1e-5)
+    assert torch.equal(h, h.mT)
+    close(sums.sum(1), expected.square().sum((1, 2)), rtol=1e-5)
+
+
+def test_tangent_of_a_transposed_view_and_of_a_given_gram():
+    X, half = halves(B, 7, 40).mT, halves(B, 40, 40, seed=1)
+    traces = [normal(B, 1).square()]
+    expected = expected_tangent(X, half, traces=traces)
+    close(tangent(X, half, traces=traces)[0], expected, rtol=EPS / 2, atol=1e-5)
+    gram = X.float() @ X.float().mT
+    got, _ = tangent(X, half, traces=traces, gram=gram)
+    close(got, expected, rtol=EPS / 2, atol=1e-5)
+
+
+@pytest.mark.parametrize("unit", [2.0**20, 2.0**100])
+def test_tangent_of_what_was_scaled_down(unit):
+    X, half = halves(B, 33, 64).clamp(-1, 1), halves(B, 33, 33, seed=1)
+    traces = [normal(B, 1).square()]
+    h, sums = tangent(X, half, traces=traces, unit=unit)
+    expected = expected_tangent(X, half, traces=traces, unit=unit)
+    close(h, expected, rtol=EPS / 2, atol=1e-5)
+    close(sums.sum(1), expected.square().sum((1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3])
+def test_tangent_without_damping(size):
+    """λ = 0 leaves 10⁻³⁰; the quotient in the kernel stays finite for all that is not scaled."""
+    X, half = (size * torch.ones(B, 5, 600, device=DEVICE)).to(BF16), halves(B, 5, 5)
+    traces = [zeros(B, 1) + 1e-5]
+    h, _ = tangent(X, half, traces=traces, lam=1e-30)
+    close(h, expected_tangent(X, half, traces=traces, lam=1e-30), rtol=EPS / 2, atol=1e-5)
+
+
+@pytest.mark.parametrize("d", SIZES)
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_squares_give_the_schatten_norm(d, scale):
+    h = normal(B, d, d)
+    h = ((h + h.mT) * scale).to(BF16)
+    tile, tiles = axis_products.tiling(d, d)
+    q = zeros(B, d, d, dtype=BF16)
+    sums, fourths = zeros(B, tiles), zeros(B, tiles)
+    sums[:, 0] = h.float().square().sum((1, 2))
+    shape = (d, tiles)
+    run(PRODUCTS.square_kernel, B * tiles, h, q, sums, fourths, *shape, STORE=True, **tile)
+    close(q, h.double() @ h.double() / sums.double().sum(1)[:, None, None], rtol=EPS / 2, atol=1e-5)
+    run(PRODUCTS.square_kernel, B * tiles, q, q, sums, fourths, *shape, STORE=False, **tile)
+    close(fourths.sum(1), (q.double() @ q.double()).square().sum((1, 2)), rtol=1e-5)
+    got = sums.sum(1).sqrt() * fourths.sum(1).pow(1 / 8) * _SLACK
+    # bf16 rounding of what is squared: EPS/2 in σ², twice that in σ⁴, an eighth of it in the root
+    close(got, schatten8(h.double(), dtype=FP64), rtol=EPS)
+    assert (got >= torch.linalg.matrix_norm(h.float(), ord=2)).all()
+
+
+@pytest.mark.parametrize("d", SIZES)
+def test_symmetric_product(d):
+    K = halves(B, d, d)
+    P = axis_products.symmetric_product((), K)
+    close(P, K.double() @ K.double().mT, rtol=EPS / 2, atol=1e-5)
+    assert torch.equal(P, P.mT)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (33, 40), (3, 7, 9), (300, 4), (2, 3, 33), (5, 3, 17)])
+def test_products_along_every_axis(shape):
+    G = halves(B, *shape)
+    for n, d in enumerate(shape):
+        M = halves(B, d, d, seed=n + 1)
+        for matrix in (M, M.mT):
+            expected = torch.einsum(
+                "bij,bi...->bj...", matrix.double(), G.double().movedim(n + 1, 1)
+            ).movedim(1, n + 1)
+            got = axis_products.multiply((), G, n, matrix)
+            # The library on a CPU may add in bf16.
+            close(got, expected, rtol=EPS, atol=EPS)
+            out = torch.empty_like(G)
+            assert axis_products.multiply((), G, n, matrix, out) is out
+            assert torch.equal(out, got)
+
+
+@pytest.mark.parametrize("d", [1, 9, 16, 17, 32])
+def test_narrow_multiply_is_precise(d):
+    X, M = halves(B, 3, 100, d), halves(B, d, d, seed=1)
+    got = axis_products.multiply((), X, 2, M)
+    close(got, torch.einsum("bxyi,bij->bxyj", X.double(), M.double()), rtol=EPS / 2, atol=1e-5)
+
+
+@pytest.mark.parametrize("d", [1, 9, 32])
+@pytest.mark.parametrize("rows", [130, 4099])
+def test_gram_of_few_rows_and_many_columns(d, rows):
+    G = halves(B, rows, d)
+    X = axis_products.matricised(G, 1)
+    gram = axis_products.long_gram((), X)
+    close(gram, X.double() @ X.double().mT, rtol=1e-4, atol=1e-5)
+    first = axis_products.matricised(G.mT.contiguous(), 0)  # the library's
+    close(axis_products.long_gram((), first), X.double() @ X.double().mT, rtol=EPS, atol=EPS)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (3, 7, 9)])
+def test_matricised(shape):
+    G = halves(B, *shape)
+    for n, d in enumerate(shape):
+        assert torch.equal(axis_products.matricised(G, n), G.movedim(n + 1, 1).reshape(B, d, -1))

@@ -1,0 +1,38 @@
+"""What compiled kernels and tables of addresses are remembered by."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.devices import DEVICE, unaligned, zeros
+from rootfree.kernels.addresses import AddressTable
+from rootfree.kernels.launch import _look
+
+
+def test_floats_are_one_kind_and_whole_numbers_are_not():
+    """Triton compiles for the values of integers, and not for those of floats."""
+    t = zeros(4)
+    assert _look((t, 0.1, 5), {}) == _look((t, 0.7, 5), {})
+    assert _look((t, 0.1, 5), {}) != _look((t, 0.1, 6), {})
+    assert _look((t, 1, 0.5), {}) != _look((t, 0.5, 1), {})
+
+
+def test_dtypes_alignment_and_constants_are_seen():
+    t = zeros(4)
+    assert _look((t,), {}) == _look((zeros(7),), {})
+    assert _look((t,), {}) != _look((unaligned(t),), {})
+    assert _look((t,), {}) != _look((t.half(),), {})
+    assert _look((t,), {"A": True}) != _look((t,), {"A": False})
+
+
+def test_addresses_are_sent_when_they_changed():
+    table = AddressTable(2, torch.device(DEVICE))
+    tensors = [zeros(4), zeros(8)]
+    assert table.send(tensors)
+    assert table.tensor.tolist() == [t.data_ptr() for t in tensors]
+    assert table.aligned
+    assert not table.send(tensors)
+    moved = [tensors[0], unaligned(tensors[1])]
+    assert table.send(moved)
+    assert table.tensor.tolist() == [t.data_ptr() for t in moved]
+    assert not table.aligned

@@ -1,0 +1,216 @@
+"""Whole optimizers with kernels (fused=True) against the rules (fused=False)."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import rootfree
+from kernels.devices import DEVICE
+
+BF16 = torch.bfloat16
+BATCH = 8
+LOW_MEMORY = {"factor_dtype": BF16, "state_dtype": BF16}
+SHAMPOO = {"matmul_dtype": BF16, "block_size": 16, "lr": 0.01}
+
+
+def network() -> nn.Module:
+    """Weights of three axes, of two (cut into blocks, one of the size of another) and of one."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, bias=False),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(16, 20),
+        nn.Tanh(),
+        nn.Linear(20, 3),
+    ).to(DEVICE)
+
+
+def groups(model: nn.Module) -> list[dict]:
+    ps = list(model.parameters())
+    return [{"params": ps[:2]}, {"params": ps[2:], "weight_decay": 0.1, "momentum": 0.5}]
+
+
+def backward(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(BATCH, 2, 4, 4, generator=generator).to(DEVICE)
+    y = torch.randint(0, 3, (BATCH,), generator=generator).to(DEVICE)
+    model.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+
+
+def pair(make, **options):
+    models = [network(), network()]
+    return models, [
+        make(groups(model), batch_size=BATCH, fused=fused, **options)
+        for model, fused in zip(models, (True, False), strict=True)
+    ]
+
+
+def run(models, optimizers, steps, change=None) -> None:
+    """Both from the same gradients: what differs is the step alone."""
+    for i in steps:
+        backward(models[1], i)
+        for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            p.grad = q.grad.clone(memory_format=torch.preserve_format)
+        if change is not None:
+            for model in models:
+                change(model, i)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def assert_alike(models, optimizers, tolerance: float) -> None:
+    """Parameters within `tolerance` of how far they went; state within as much of its size."""
+    for p, q, start in zip(*(m.parameters() for m in models), network().parameters(), strict=True):
+        assert (p - q).norm() <= tolerance * (q - start).norm() + 1e-7 * q.norm()
+        assert not torch.equal(q, start)
+    for p, q in zip(*(m.parameters() for m in models), strict=True):
+        mine, its = optimizers[0].state[p], optimizers[1].state[q]
+        assert mine.keys() == its.keys()
+        for name, t in its.items():
+            if t.is_floating_point():
+                assert (mine[name].float() - t.float()).norm() <= tolerance * t.float().norm()
+            else:
+                assert torch.equal(mine[name], t), name
+
+
+DIAGONAL = {
+    "RFRMSprop": (rootfree.RFRMSprop, {"lr": 0.01}),
+    "RFRMSprop-bf16": (rootfree.RFRMSprop, {"lr": 0.01, "state_dtype": BF16}),
+    "RFAdagrad": (rootfree.RFAdagrad, {"lr": 0.1}),
+}
+# bf16 products: a few roundings of 2⁻⁸ a step. bf16 state: a spacing, where rounding was undecided.
+ROWS = {
+    **{name: (*row, 2e-3 if "bf16" in name else 1e-5) for name, row in DIAGONAL.items()},
+    "IFShampoo": (rootfree.IFShampoo, SHAMPOO, 0.02),
+    "IFShampoo-low-memory": (rootfree.IFShampoo, {**SHAMPOO, **LOW_MEMORY}, 0.04),
+    # Gathered and finished by kernels, their directions by the rules.
+    "RFShampoo": (rootfree.RFShampoo, {"lr": 0.01, "block_size": 16}, 1e-4),
+    "IFShampoo-rms": (rootfree.IFShampoo, {**SHAMPOO, "update_rms": 0.2}, 1e-6),
+    "IFFullAdagrad": (rootfree.IFFullAdagrad, {"lr": 0.1, "block_size": 16}, 1e-4),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_same_trajectory(row):
+    make, options, tolerance = ROWS[row]
+    models, optimizers = pair(make, **options)
+    assert optimizers[0]._kernel_for(next(models[0].parameters())) is not None
+    assert optimizers[1]._kernel_for(next(models[1].parameters())) is None
+    run(models, optimizers, range(4))
+    assert_alike(models, optimizers, tolerance)
+
+
+def adamw(params, **options):
+    for group in params:  # it has betas in place of momentum
+        group.pop("momentum", None)
+    return rootfree.RFAdamW(params, **options)
+
+
+@pytest.mark.parametrize("state", [None, BF16])
+def test_the_same_trajectory_of_adamw(state):
+    models, optimizers = pair(adamw, lr=0.01, state_dtype=state)
+    run(models, optimizers, range(4))
+    assert_alike(models, optimizers, 1e-5 if state is None else 2e-3)
+
+
+@pytest.mark.parametrize("row", ["RFRMSprop", "IFShampoo"])
+def test_gradients_that_are_missing_on_some_steps(row):
+    make, options, tolerance = ROWS[row]
+    models, optimizers = pair(make, **options)
+
+    def lose(model, i):
+        if i % 2 == 0:
+            model[3].weight.grad = None
+
+    run(models, optimizers, range(3), lose)
+    assert_alike(models, optimizers, tolerance)
+
+
+@pytest.mark.parametrize("row", ["RFRMSprop", "RFRMSprop-bf16", "IFShampoo-low-memory"])
+def test_channels_last(row):
+    make, options, tolerance = ROWS[row]
+    models = [network().to(memory_format=torch.channels_last) for _ in range(2)]
+    assert not models[0][0].weight.is_contiguous()
+    optimizers = [
+        make(groups(m), batch_size=BATCH, fused=fused, **options)
+        for m, fused in zip(models, (True, False), strict=True)
+    ]
+    run(models, optimizers, range(2))
+    assert_alike(models, optimizers, tolerance)
+
+
+@pytest.mark.parametrize("row", ["RFRMSprop-bf16", "IFShampoo-low-memory"])
+def test_a_checkpoint_in_the_middle(row):
+    """Saved, loaded into a new optimizer, and carried on: the same bits as without."""
+    make, options, _ = ROWS[row]
+    model = network()
+    optimizer = make(groups(model), batch_size=BATCH, fused=True, **options)
+    backward(model, 0)
+    optimizer.step()
+    resumed = copy.deepcopy(model)
+    other = make(groups(resumed), batch_size=BATCH, fused=True, **options)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for i in (1, 2):
+        backward(model, i)
+        for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
+            q.grad = p.grad.clone(memory_format=torch.preserve_format)
+        optimizer.step()
+        other.step()
+    for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q)
+        for name, t in optimizer.state[p].items():
+            assert torch.equal(t, other.state[q][name]), name
+
+
+def test_blocks_of_one_bucket_may_lie_in_memory_in_different_ways():
+    """A whole parameter is one piece of memory, a block inside another is rows: both of 16×16."""
+    for shapes in ([(16, 16), (16, 32)], [(16, 32), (16, 16)]):
+        torch.manual_seed(0)
+        start = [torch.randn(shape, device=DEVICE) for shape in shapes]
+        factors = []
+        for fused in (True, False):
+            ps = [nn.Parameter(t.clone()) for t in start]
+            optimizer = rootfree.IFShampoo(ps, batch_size=BATCH, fused=fused, **SHAMPOO)
+            for i, p in enumerate(ps):
+                p.grad = 10.0**i * start[i].roll(1)
+            optimizer.step()
+            factors.append([s["block0.factor0"] for s in optimizer.state.values()])
+        for mine, its in zip(*factors, strict=True):
+            assert (mine - its).norm() < 0.01 * its.norm()
+
+
+def test_momentum_that_is_turned_on_later():
+    models, optimizers = pair(rootfree.IFShampoo, **{**SHAMPOO, **LOW_MEMORY})
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["momentum"] = 0.0
+
+    def change(model, i):
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["momentum"] = 0.9 * (i > 0)
+
+    run(models, optimizers, range(2), change)
+    assert_alike(models, optimizers, 0.04)
+
+
+def test_state_in_another_layout_than_its_parameter():
+    """The model was brought to another layout after the optimizer was made."""
+    for state in (None, BF16):
+        models = [network().to(memory_format=torch.channels_last) for _ in range(2)]
+        optimizers = [
+            rootfree.RFRMSprop(m.parameters(), batch_size=BATCH, fused=fused, state_dtype=state)
+            for m, fused in zip(models, (True, False), strict=True)
+        ]
+        run(models, optimizers, range(1))
+        for model in models:
+            model.to(memory_format=torch.contiguous_format)
+            model[0].weight.data = model[0].weight.data.contiguous()
+        run(models, optimizers, range(1, 3))
+        assert_alike(models, optimizers, 2e-3)

@@ -1,0 +1,316 @@
+"""Steps from CUDA graphs: the eager trajectory bit for bit; `capturable` and errors anywhere."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import rootfree
+from conformance.problems import BATCH, batches, identical, loss_of, network, snapshot
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+# -- anywhere --------------------------------------------------------------------------------
+
+
+def test_the_optimizer_must_be_one_of_ours():
+    other = torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    with pytest.raises(TypeError, match="must be one of rootfree's, got SGD"):
+        rootfree.GraphedStep(other)
+
+
+def test_parameters_must_be_on_a_gpu():
+    optimizer = rootfree.RFRMSprop(network().parameters(), batch_size=BATCH)
+    with pytest.raises(ValueError, match="on one CUDA device, got cpu"):
+        rootfree.GraphedStep(optimizer)
+
+
+@pytest.mark.parametrize("make", [rootfree.RFRMSprop, rootfree.RFAdamW, rootfree.IFShampoo])
+def test_capturable_keeps_the_step_size_as_a_tensor_that_schedulers_change(make):
+    models = [network() for _ in range(2)]
+    optimizers = [
+        make(m.parameters(), lr=0.02, batch_size=BATCH, capturable=capturable)
+        for m, capturable in zip(models, (True, False), strict=True)
+    ]
+    lr = optimizers[0].param_groups[0]["lr"]
+    assert isinstance(lr, torch.Tensor)
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5) for o in optimizers]
+    for x, y in batches(5):
+        for model, optimizer, scheduler in zip(models, optimizers, schedulers, strict=True):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+            scheduler.step()
+    assert optimizers[0].param_groups[0]["lr"] is lr
+    torch.testing.assert_close(lr.item(), optimizers[1].param_groups[0]["lr"])
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_checkpoint_leaves_the_tensor_where_it_is():
+    first, second = (
+        rootfree.RFRMSprop(network().parameters(), lr=lr, batch_size=BATCH, capturable=True)
+        for lr in (0.5, 0.25)
+    )
+    lr = second.param_groups[0]["lr"]
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.param_groups[0]["lr"] is lr
+    assert lr.item() == 0.5
+    lr.fill_(0.125)
+    assert first.param_groups[0]["lr"].item() == 0.5
+
+
+def test_groups_of_a_capturable_optimizer_have_tensors_of_their_own():
+    ps = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = rootfree.RFRMSprop(
+        [{"params": ps[:1]}, {"params": ps[1:], "lr": 0.5}], batch_size=1, capturable=True
+    )
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert [isinstance(lr, torch.Tensor) for lr in rates] == [True, True]
+    assert rates[0] is not rates[1]
+
+
+# -- on a GPU --------------------------------------------------------------------------------
+
+
+def resnet_like() -> nn.Module:
+    """Convolutions with three axes after merging, 1×1 ones, norms, and a linear layer."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32).eval(),
+        nn.ReLU(),
+        nn.Conv2d(32, 48, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(48, 32, 1),
+        nn.Flatten(),
+        nn.Linear(512, 3),
+    ).cuda()
+
+
+MODELS = {"resnet": resnet_like, "linear": lambda: network().cuda()}
+BF16 = {"state_dtype": torch.bfloat16}
+RULES = {"fused": False}
+METHODS = {
+    "RFRMSprop": (rootfree.RFRMSprop, {}),
+    "RFRMSprop-bf16": (rootfree.RFRMSprop, BF16),
+    "RFRMSprop-rules": (rootfree.RFRMSprop, RULES),
+    "RFAdamW": (rootfree.RFAdamW, {}),
+    "IFShampoo": (rootfree.IFShampoo, {"block_size": 64}),
+    "IFShampoo-rules": (rootfree.IFShampoo, {"block_size": 64, **RULES}),
+    "IFShampoo-low-memory": (rootfree.IFShampoo, {"factor_dtype": torch.bfloat16, **BF16}),
+}
+STEPS = 10
+
+
+class Run:
+    """A model with its optimizer; `graphed` is None for steps as usual."""
+
+    def __init__(self, method, model="linear", *, graphed, **options):
+        self.model = MODELS[model]()
+        make, settings = METHODS[method]
+        options = {"lr": 0.01, "batch_size": BATCH, **settings, **options}
+        self.optimizer = make(self.model.parameters(), **options)
+        self.graphed = rootfree.GraphedStep(self.optimizer) if graphed else None
+
+    def backward(self, x, y, *, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+        loss_of(self.model, x.cuda(), y.cuda()).backward()
+
+    def step(self):
+        (self.graphed or self.optimizer).step()
+
+    @property
+    def recorded(self) -> int:
+        return len(self.graphed._graphs)
+
+
+def compare(method, model="linear", *, steps=STEPS, change=None, graphs=None, **options):
+    """Both runs, given the same gradients; `change(run, i)` comes before the step."""
+    set_to_none = options.pop("set_to_none", True)
+    runs = [Run(method, model, graphed=graphed, **options) for graphed in (True, False)]
+    for i, (x, y) in enumerate(batches(steps)):
+        runs[1].backward(x, y, set_to_none=set_to_none)
+        runs[0].optimizer.zero_grad(set_to_none)
+        pairs = zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True)
+        for p, q in pairs:
+            if p.grad is None:
+                p.grad = q.grad.clone()
+            else:
+                p.grad.copy_(q.grad)
+        for run in runs:
+            if change is not None:
+                change(run, i)
+            run.step()
+        assert identical(*(snapshot(run.optimizer) for run in runs)), f"step {i}"
+    if graphs is not None:
+        assert runs[0].recorded == graphs
+    return runs
+
+
+@needs_cuda
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_eager_trajectory_bit_for_bit(method, model, set_to_none):
+    graphs = 2 if method.startswith("IF") else 1  # with and without a refresh
+    compare(method, model, set_to_none=set_to_none, graphs=graphs)
+
+
+@needs_cuda
+def test_rf_shampoo_is_recorded_or_says_why_not():
+    """Cholesky may not be capturable; then there is an error, and steps as usual go on."""
+    run = Run("RFRMSprop", graphed=False)
+    optimizer = rootfree.RFShampoo(run.model.parameters(), lr=0.01, batch_size=BATCH)
+    graphed = rootfree.GraphedStep(optimizer)
+    try:
+        for x, y in batches(6):
+            run.backward(x, y)
+            graphed.step()
+    except RuntimeError as error:
+        pytest.xfail(f"RFShampoo cannot be recorded: {error}")
+    assert all(t.isfinite().all() for t in snapshot(optimizer))
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "RFAdamW", "IFShampoo"])
+def test_a_schedule_of_a_tensor_step_size_needs_no_new_graph(method):
+    graphs = 2 if method.startswith("IF") else 1
+    schedulers = {}
+
+    def change(run, i):
+        if run not in schedulers:
+            schedulers[run] = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.8)
+        elif i:
+            schedulers[run].step()
+
+    runs = compare(method, capturable=True, change=change, graphs=graphs)
+    assert runs[0].optimizer.param_groups[0]["lr"].item() < 0.01 * 0.8 ** (STEPS - 3)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_numbers_that_change_are_recorded_anew(method):
+    def change(run, i):
+        run.optimizer.batch_size = (BATCH, 2 * BATCH)[i // 6 % 2]
+        for group in run.optimizer.param_groups:
+            group["momentum"] = 0.9 if i < 12 else 0.5
+
+    compare(method, steps=20, change=change)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_more_kinds_of_steps_than_graphs_are_kept(method):
+    """A number as step size that changes again and again: every value is recorded anew."""
+
+    def change(run, i):
+        for group in run.optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + i // 6)
+
+    compare(method, steps=48, change=change)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "RFRMSprop-bf16", "IFShampoo"])
+def test_graphed_and_usual_steps_in_turns(method):
+    def change(run, i):
+        if run.graphed is not None:
+            run.step = run.optimizer.step if i % 5 == 4 else run.graphed.step
+
+    compare(method, steps=20, change=change)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_gradients_that_are_missing_on_some_steps(method):
+    def change(run, i):
+        if i % 4 == 3:
+            next(run.model.parameters()).grad = None
+
+    compare(method, steps=24, change=change)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_a_checkpoint_is_loaded_between_graphed_steps(method):
+    """State is copied into the tensors that the graphs know, before and after steps as usual."""
+    saved = {}
+
+    def change(run, i):
+        if i == 8:
+            saved[run] = copy.deepcopy(run.optimizer.state_dict())
+        if i == 12:
+            run.optimizer.load_state_dict(saved[run])
+        if run.graphed is not None:
+            run.step = run.optimizer.step if i in (14, 15) else run.graphed.step
+
+    compare(method, steps=24, change=change)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "RFAdamW", "IFShampoo"])
+def test_a_graph_of_ones_own(method):
+    """Capture after steps as usual; replays equal further steps, also after usual ones between."""
+    period = 2 if method.startswith("IF") else 1
+    runs = [Run(method, graphed=False) for _ in range(2)]
+    x, y = next(iter(batches(1)))
+    for run in runs:
+        run.backward(x, y)
+        run.fixed = [p.grad.clone() for p in run.model.parameters()]
+        for p, g in zip(run.model.parameters(), run.fixed, strict=True):
+            p.grad = g
+        for _ in range(2):
+            run.optimizer.step()
+    captured, usual = runs
+    before = snapshot(captured.optimizer)
+    count = captured.optimizer.param_groups[0].get("step")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(period):
+            captured.optimizer.step()
+    assert identical(before, snapshot(captured.optimizer)), "a capture does nothing"
+    if count is not None:
+        for group in captured.optimizer.param_groups:
+            group["step"] = count
+    for i in range(4):
+        if i == 2:  # as usual in between, with gradients elsewhere
+            for run in runs:
+                for p, g in zip(run.model.parameters(), run.fixed, strict=True):
+                    p.grad = 2 * g
+                for _ in range(period):
+                    run.optimizer.step()
+                for p, g in zip(run.model.parameters(), run.fixed, strict=True):
+                    p.grad = g
+        graph.replay()
+        for _ in range(period):
+            usual.optimizer.step()
+        assert identical(snapshot(captured.optimizer), snapshot(usual.optimizer)), f"replay {i}"
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_the_step_may_be_captured_again_and_again(method):
+    run = Run(method, graphed=False)
+    x, y = next(iter(batches(1)))
+    run.backward(x, y)
+    for _ in range(12):
+        run.optimizer.step()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            run.optimizer.step()
+
+
+@needs_cuda
+def test_a_recorder_cannot_be_in_a_graph():
+    from conformance.curvatures import FromGradients
+
+    model = network().cuda()
+    optimizer = rootfree.IFShampoo(
+        model.parameters(), batch_size=BATCH, curvature=FromGradients("kronecker")
+    )
+    with pytest.raises(ValueError, match="must have the default curvature"):
+        rootfree.GraphedStep(optimizer)
