@@ -16,6 +16,7 @@ from torch._compile import _disable_dynamo
 from rootfree.blocks import Tile
 from rootfree.buckets import Bucket, Slot
 from rootfree.curvature import BlockCurvature, Curvature
+from rootfree.gradients import KnownList
 from rootfree.kernels.blocks import FusedBlocks, Stack
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.precision import add_momentum, parameter_state, working_dtype
@@ -32,9 +33,6 @@ class BlockOptimizer(RootFreeOptimizer):
 
     #: buckets by group; made when first needed, so that copies and unpickled optimizers have none
     _layouts: Mapping[int, list[Bucket]] = {}
-
-    #: stacks for the kernels by list of parameters
-    _known_stacks: Mapping[int, tuple[Any, ...]] = {}
 
     _kernel_name = "blocks"
 
@@ -243,9 +241,10 @@ class BlockOptimizer(RootFreeOptimizer):
         self, kernel: FusedBlocks, group: Group, ps: list[Tensor], buckets: list[Bucket]
     ) -> list[tuple[torch.dtype, Stack, list[int]]]:
         """Stacks of one dtype each, with the positions of their parameters in ps."""
-        known = self._known_stacks.get(id(ps))
-        if known is not None and known[0] is ps and known[1] is buckets:
-            return cast("list[tuple[torch.dtype, Stack, list[int]]]", known[2])
+        assert isinstance(ps, KnownList)
+        known = ps.known.get("stacks")
+        if known is not None and known[0] is buckets:
+            return cast("list[tuple[torch.dtype, Stack, list[int]]]", known[1])
         present = set(ps)
         by_dtype: dict[torch.dtype, list[Bucket]] = {}
         for bucket in buckets:
@@ -256,8 +255,9 @@ class BlockOptimizer(RootFreeOptimizer):
         for dtype, chosen in by_dtype.items():
             members = {slot.p for bucket in chosen for slot in bucket.slots}
             where = [i for i, p in enumerate(ps) if p in members]
-            stacks.append((dtype, kernel.stack([ps[i] for i in where], chosen), where))
-        self._known_stacks = {**self._known_stacks, id(ps): (ps, buckets, stacks)}
+            mine = KnownList(ps[i] for i in where)
+            stacks.append((dtype, kernel.stack(mine, chosen), where))
+        ps.known["stacks"] = (buckets, stacks)
         return stacks
 
     def _descend(self, group: Group, ps: list[Tensor], us: list[Tensor]) -> None:
@@ -284,5 +284,12 @@ class BlockOptimizer(RootFreeOptimizer):
 
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before = (self._epoch, *map(_layout_options, self.param_groups))
         super().load_state_dict(state_dict)
-        self._layouts = {}  # the checkpoint's structures and block sizes may differ
+        if before != (self._epoch, *map(_layout_options, self.param_groups)):
+            self._layouts = {}  # else the slabs stay where they are, for graphs that read them
+            self._epoch += 1
+
+
+def _layout_options(group: Group) -> tuple[Any, ...]:
+    return tuple(group.get(name) for name in ("structure", "block_size", "matmul_dtype"))

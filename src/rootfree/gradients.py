@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -9,6 +10,18 @@ import torch
 from torch import Tensor
 
 Tensors = list[Tensor]
+
+
+# Patterns of missing gradients that are remembered for a group.
+_MOST = 4
+
+
+class KnownList(list[Tensor]):
+    """Parameters, and what is known about them: it goes when the list goes."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__(parameters)
+        self.known: dict[str, Any] = {}
 
 
 class _Known(NamedTuple):
@@ -22,12 +35,12 @@ class WorkLists:
     """Parameters with something to update, by device and dtype, in handy portions.
 
     The lists are remembered while the parameters and the kinds of their gradients stay the same:
-    they are the same objects then, so that others can remember things about them.
+    they are the same objects then, and carry what others know about them.
     """
 
     def __init__(self, elements_at_once: int | None) -> None:
         self._elements_at_once = elements_at_once
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, list[_Known]] = {}
 
     def of(self, group: dict[str, Any]) -> list[tuple[Tensors, Tensors]]:
         """Lists of parameters of a group, with their gradients, which were found usable."""
@@ -37,20 +50,24 @@ class WorkLists:
             None if g is None else (p.device, p.dtype, g.dtype, g.layout)
             for p, g in zip(params, gs, strict=True)
         ]
-        known = self._known.get(id(group))
-        if (
-            known is None
-            or known.kinds != kinds
-            or not all(map(is_, known.params, params))
-            or torch.compiler.is_compiling()
-        ):
-            known = self._sorted(params, kinds)
-            if not torch.compiler.is_compiling():
-                self._known[id(group)] = known
+        known = self._recall(group, kinds)
         return [
             (ps, [gs[i] for i in where])
             for ps, where in zip(known.lists, known.positions, strict=True)
         ]
+
+    def _recall(self, group: dict[str, Any], kinds: list[Any]) -> _Known:
+        params = group["params"]
+        if torch.compiler.is_compiling():
+            return self._sorted(params, kinds)
+        patterns = self._known.setdefault(id(group), [])
+        for known in patterns:
+            if known.kinds == kinds and all(map(is_, known.params, params)):
+                return known
+        known = self._sorted(params, kinds)
+        lists: list[Tensors] = [KnownList(ps) for ps in known.lists]
+        patterns[:] = [known._replace(lists=lists), *patterns[: _MOST - 1]]
+        return patterns[0]
 
     def _sorted(self, params: Tensors, kinds: list[Any]) -> _Known:
         by_kind: dict[Any, list[int]] = {}

@@ -18,6 +18,7 @@ _MOST = 4
 class _Graph:
     graph: torch.cuda.CUDAGraph
     gradients: list[Tensor]  # where the recorded kernels read
+    held: list[Any]  # tensors whose identity is part of the key
 
 
 class GraphedStep:
@@ -72,7 +73,13 @@ class GraphedStep:
             optimizer._count_batch()
         counter, optimizer._batch_counter = optimizer._batch_counter, None
         try:
-            key = (tuple(map(id, ps)), *map(_numbers, optimizer.param_groups), self._kinds())
+            key = (
+                tuple(map(id, ps)),
+                tuple(map(Tensor.data_ptr, ps)),
+                *map(_numbers, optimizer.param_groups),
+                self._kinds(),
+                optimizer._epoch,
+            )
             if key in self._graphs:
                 self._replay(key, ps)
             elif key in self._seen:
@@ -102,7 +109,9 @@ class GraphedStep:
         for group, step in zip(self._optimizer.param_groups, steps, strict=True):
             if step is not None:
                 group["step"] = step  # recording is not yet a step
-        self._graphs[key] = _Graph(graph, [p.grad for p in ps if p.grad is not None])
+        gradients = [p.grad for p in ps if p.grad is not None]
+        held = [group["lr"] for group in self._optimizer.param_groups]
+        self._graphs[key] = _Graph(graph, gradients, [*ps, *held])
 
     def _replay(self, key: Any, ps: list[Tensor]) -> None:
         recorded = self._graphs.pop(key)

@@ -20,7 +20,7 @@ from torch.optim.optimizer import ParamsT
 from rootfree import kernels
 from rootfree.checkpoint import StateMismatchError, match_state_dict
 from rootfree.curvature import Curvature, CurvatureSource
-from rootfree.gradients import WorkLists
+from rootfree.gradients import KnownList, WorkLists
 from rootfree.options import Check, positive_integer
 from rootfree.summary import named_groups, table_of
 
@@ -57,8 +57,9 @@ class RootFreeOptimizer(Optimizer):
 
     #: what is remembered between steps; made when first needed, so that copies start without
     _work_lists: WorkLists | None = None
-    _known_rows: Mapping[int, tuple[list[Tensor], list[dict[str, Tensor]]]] = {}
+    _epoch = 0  #: how often state tensors were replaced
 
+    _fused: bool | None = None  #: whether kernels were asked for
     _capturable = False  #: whether lr is kept as a tensor on the device
     _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
 
@@ -71,6 +72,7 @@ class RootFreeOptimizer(Optimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
+        self._fused = fused
         self._kernels = kernels.choose(self._kernel_name, fused)
         self._capturable = capturable
         if curvature is not None:
@@ -80,7 +82,9 @@ class RootFreeOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._kernels = kernels.choose(self._kernel_name, None)  # of the machine that we are on now
+        # The kernels of the machine that we are on now: it may have none to insist on.
+        self._fused = False if state.get("_fused") is False else None
+        self._kernels = kernels.choose(self._kernel_name, self._fused)
 
     # -- what a method defines ---------------------------------------------------------------
 
@@ -148,6 +152,10 @@ class RootFreeOptimizer(Optimizer):
             what = f"parameter {name} of shape {tuple(p.shape)}"
             if not p.is_floating_point():
                 raise TypeError(f"{what} must have a real floating-point dtype, got {p.dtype}")
+            if self._fused and p.device.type not in self._kernels:
+                raise ValueError(
+                    f"fused must be None or False for a {what} on {p.device}, got True"
+                )
             if id(p) in known:
                 raise ValueError(f"{what} is given twice; every parameter may be given once")
             known.add(id(p))
@@ -231,18 +239,19 @@ class RootFreeOptimizer(Optimizer):
 
     def _rows(self, ps: list[Tensor]) -> list[dict[str, Tensor]]:
         """`state[p]` of each parameter; looked up once for lists that live on (`WorkLists`)."""
-        if torch.compiler.is_compiling():
+        if not isinstance(ps, KnownList):
             return [self.state[p] for p in ps]
-        known = self._known_rows.get(id(ps))
-        if known is None or known[0] is not ps:
-            known = (ps, [self.state[p] for p in ps])
-            self._known_rows = {**self._known_rows, id(ps): known}
-        return known[1]
+        known = ps.known.get("rows")
+        if known is None or known[0] != self._epoch:
+            known = ps.known["rows"] = (self._epoch, [self.state[p] for p in ps])
+        rows: list[dict[str, Tensor]] = known[1]
+        return rows
 
     def _follow_device(self, ps: list[Tensor]) -> None:
         """The model was moved after the optimizer was made: its state goes along."""
         for p in ps:
             self.state[p].update({key: t.to(p.device) for key, t in self.state[p].items()})
+        self._epoch += 1
 
     @_disable_dynamo
     def _count_batch(self) -> None:
@@ -259,7 +268,8 @@ class RootFreeOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.
         kept = {} if self._curvature is None else {"_curvature": self._curvature}
-        return {**super().__getstate__(), **kept}
+        asked = {"_fused": self._fused, "_capturable": self._capturable}
+        return {**super().__getstate__(), **asked, **kept}
 
     # -- checkpoints -------------------------------------------------------------------------
 
@@ -286,8 +296,9 @@ class RootFreeOptimizer(Optimizer):
         for p, mine, saved in plan:
             for key, tensor in mine.items():
                 tensor.copy_(saved[key])
-            self.state[p] = mine
-        self._known_rows = {}
+            if mine is not self.state[p]:
+                self.state[p] = mine
+                self._epoch += 1
         for group, saved_group, _ in pairs:
             lr = group["lr"]
             group.update(saved_group)

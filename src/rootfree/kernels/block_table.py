@@ -85,5 +85,6 @@ def aligned(entries: Sequence[Entry]) -> bool:
 
 
 def as_table(rows: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows of integers on the device."""
-    return torch.tensor(rows, dtype=dtype).to(device)
+    """Rows of integers on the device, sent without waiting for it."""
+    table = torch.tensor(rows, dtype=dtype, pin_memory=device.type == "cuda")
+    return table.to(device, non_blocking=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.addresses import AddressTable
+from rootfree.kernels.block_table import as_table
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.rules.diagonal import TINY
 
@@ -108,8 +109,8 @@ class FusedDiagonal:
             chunks = [
                 (i, chunk) for i, p in enumerate(ps) for chunk in range(-(-p.numel() // CHUNK))
             ]
-            items = torch.tensor(chunks, dtype=torch.int32).to(device)
-            sizes = torch.tensor([p.numel() for p in ps]).to(device)
+            items = as_table(chunks, torch.int32, device)
+            sizes = as_table([p.numel() for p in ps], torch.int64, device)
             plan = self._plans[id(ps)] = _Plan(
                 ps,
                 items,
