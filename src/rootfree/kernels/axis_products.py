@@ -31,7 +31,7 @@ def symmetric_product(site: Site, half: Tensor) -> Tensor:
 def multiply(site: Site, G: Tensor, n: int, M: Tensor, out: Tensor | None = None) -> Tensor:
     """Mᵀ applied along axis n of G (b, d_1..d_N), contiguous."""
     b, d, last = len(G), M.shape[1], G.dim() - 2
-    site = (*site, M.stride(), out is None)
+    site = (*site, G.shape, M.stride(), out is None)
     if out is None:
         out = torch.empty_like(G)
     if n == 0:
