@@ -17,6 +17,7 @@ from rootfree.blocks import Tile
 from rootfree.buckets import Bucket, Slot
 from rootfree.curvature import BlockCurvature, Curvature
 from rootfree.gradients import KnownList
+from rootfree.groups import named
 from rootfree.kernels.blocks import FusedBlocks, Stack
 from rootfree.optimizer import Group, RootFreeOptimizer
 from rootfree.precision import add_momentum, parameter_state, working_dtype
@@ -132,9 +133,7 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
-        for i, entry in enumerate(group["params"]):
-            name, p = entry if isinstance(entry, tuple) else (i, entry)
-            what = f"parameter {name} of shape {tuple(p.shape)}"
+        for what, p in named(group["params"]):
             if hasattr(p, "full_tensor"):
                 raise TypeError(
                     f"{what} is sharded (a DTensor); {type(self).__name__} takes whole parameters "

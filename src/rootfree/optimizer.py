@@ -7,8 +7,7 @@ lives here, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast, overload
 
 import torch
@@ -21,6 +20,7 @@ from rootfree import kernels
 from rootfree.checkpoint import StateMismatchError, match_state_dict
 from rootfree.curvature import Curvature, CurvatureSource
 from rootfree.gradients import KnownList, WorkLists
+from rootfree.groups import as_list, check_devices, check_option_names, check_parameters
 from rootfree.options import Check, positive_integer
 from rootfree.summary import named_groups, table_of
 
@@ -121,44 +121,18 @@ class RootFreeOptimizer(Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         group = {**self.defaults, **param_group}
-        group["params"] = _as_list(param_group["params"])
-        self._check_parameters(group["params"])
+        group["params"] = as_list(param_group["params"])
+        known = {id(p) for group in self.param_groups for p in group["params"]}
+        check_parameters(group["params"], known)
+        if self._fused:
+            check_devices(group["params"], self._kernels)
         if self._curvature is not None:
             self._curvature.check_group(group["params"])
-        self._check_option_names(param_group)
+        check_option_names(param_group, self.options, method=type(self).__name__)
         return {**group, **self._checked_options(group)}
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
         return {name: check(name, group[name]) for name, check in self.options.items()}
-
-    def _check_option_names(self, given: Iterable[str]) -> None:
-        # Keys that are not ours are allowed (schedulers and users keep theirs in groups), but not
-        # a misspelt option, which would be silently ignored.
-        for key in given:
-            if key in self.options or key in ("params", "param_names", "method"):
-                continue
-            close = get_close_matches(key, self.options, n=1, cutoff=0.85)
-            if close:
-                raise ValueError(
-                    f"{type(self).__name__} has no option {key!r}; did you mean {close[0]!r}?"
-                )
-
-    def _check_parameters(self, params: list[Any]) -> None:
-        known = {id(p) for group in self.param_groups for p in group["params"]}
-        for i, entry in enumerate(params):
-            name, p = entry if isinstance(entry, tuple) else (i, entry)
-            if not isinstance(p, Tensor):
-                raise TypeError(f"parameter {name} must be a Tensor, got {type(p).__name__}")
-            what = f"parameter {name} of shape {tuple(p.shape)}"
-            if not p.is_floating_point():
-                raise TypeError(f"{what} must have a real floating-point dtype, got {p.dtype}")
-            if self._fused and p.device.type not in self._kernels:
-                raise ValueError(
-                    f"fused must be None or False for a {what} on {p.device}, got True"
-                )
-            if id(p) in known:
-                raise ValueError(f"{what} is given twice; every parameter may be given once")
-            known.add(id(p))
 
     @property
     def batch_size(self) -> int | None:
@@ -329,14 +303,6 @@ class RootFreeOptimizer(Optimizer):
             for name, p in zip(names, group["params"], strict=True)
         )
         return table_of(described)
-
-
-def _as_list(params: Any) -> list[Any]:
-    if isinstance(params, Tensor):
-        return [params]
-    if isinstance(params, set):
-        raise TypeError("params must have an order (a list, a generator), got a set")
-    return list(params)
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

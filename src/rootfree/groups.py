@@ -1,0 +1,59 @@
+"""What may be in a parameter group: checked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor
+
+
+def as_list(params: Any) -> list[Any]:
+    """The parameters of a group, in order."""
+    if isinstance(params, Tensor):
+        return [params]
+    if isinstance(params, set):
+        raise TypeError("params must have an order (a list, a generator), got a set")
+    return list(params)
+
+
+def named(params: list[Any]) -> Iterator[tuple[str, Any]]:
+    """What to call each parameter in a message, and the parameter."""
+    for i, entry in enumerate(params):
+        name, p = entry if isinstance(entry, tuple) else (i, entry)
+        shape = f" of shape {tuple(p.shape)}" if isinstance(p, Tensor) else ""
+        yield f"parameter {name}{shape}", p
+
+
+def check_parameters(params: list[Any], known: set[int]) -> None:
+    """Refuse what is no real floating-point tensor, or is given twice (`known`: ids in use)."""
+    known = set(known)
+    for what, p in named(params):
+        if not isinstance(p, Tensor):
+            raise TypeError(f"{what} must be a Tensor, got {type(p).__name__}")
+        if not p.is_floating_point():
+            raise TypeError(f"{what} must have a real floating-point dtype, got {p.dtype}")
+        if id(p) in known:
+            raise ValueError(f"{what} is given twice; every parameter may be given once")
+        known.add(id(p))
+
+
+def check_devices(params: list[Any], kernels: Container[str]) -> None:
+    """Refuse fused=True for parameters on devices without kernels."""
+    for what, p in named(params):
+        if p.device.type not in kernels:
+            raise ValueError(f"fused must be None or False for {what} on {p.device}, got True")
+
+
+def check_option_names(given: Iterable[str], options: Mapping[str, Any], *, method: str) -> None:
+    """Refuse a misspelt option, which would be silently ignored.
+
+    Keys that are not ours are allowed: schedulers and users keep theirs in groups.
+    """
+    for key in given:
+        if key in options or key in ("params", "param_names", "method"):
+            continue
+        close = get_close_matches(key, options, n=1, cutoff=0.85)
+        if close:
+            raise ValueError(f"{method} has no option {key!r}; did you mean {close[0]!r}?")
