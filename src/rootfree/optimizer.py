@@ -204,7 +204,9 @@ class RootFreeOptimizer(Optimizer):
         """
         if self._curvature is not None or torch.compiler.is_compiling():
             return None
-        return self._kernels.get(p.device.type)
+        kernel = self._kernels.get(p.device.type)
+        # Those who insist see the error itself.
+        return kernel if kernel is None or self._fused or kernels.usable(p.device) else None
 
     def _states(self, ps: list[Tensor], key: str) -> list[Tensor]:
         """One entry of the state of each parameter; empty where they have none."""

@@ -42,3 +42,29 @@ def test_every_optimizer_has_kernels_of_its_own(name):
     """They remember where parameters are: no two optimizers may share one."""
     left, right = (kernels.choose(name, True)[DEVICE] for _ in range(2))
     assert left is not right
+
+
+def test_kernels_are_tried_once_and_left_alone_where_triton_fails(monkeypatch):
+    device = torch.device(DEVICE)
+    kernels.usable.cache_clear()
+    assert kernels.usable(device)
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr("rootfree.kernels.diagonal.launch", fail)
+    kernels.usable.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match=r"Triton failed \(RuntimeError: no C compiler\)"):
+            assert not kernels.usable(device)
+        p = torch.nn.Parameter(torch.ones(2, device=DEVICE))
+        optimizer = rootfree.RFRMSprop([p], batch_size=1, fused=True)
+        optimizer._fused = None  # as on a GPU, where nobody insisted
+        p.grad = torch.ones_like(p)
+        optimizer.step()  # by the rule
+        assert (p < 1).all()
+        optimizer._fused = True
+        with pytest.raises(RuntimeError, match="no C compiler"):
+            optimizer.step()
+    finally:
+        kernels.usable.cache_clear()

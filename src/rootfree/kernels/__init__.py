@@ -6,10 +6,13 @@ A kernel does what a rule does and is tested against it; where there is none the
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
+
+import torch
 
 from rootfree.kernels.blocks import FusedBlocks
 from rootfree.kernels.diagonal import FusedDiagonal
@@ -48,3 +51,26 @@ def triton_devices() -> tuple[str, ...]:
     if find_spec("triton") is None:
         return ()
     return ("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",)
+
+
+@cache
+def usable(device: torch.device) -> bool:
+    """Whether Triton compiles and runs a kernel there, tried once; a warning says why not.
+
+    It may lack a C compiler, and matrix units before compute capability 8.0 know no bf16.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    p, g, s = torch.ones(3, 1, device=device).unbind()
+    try:
+        rates = {"keep": 1.0, "gain": 1.0, "alpha1": 0.0, "lam": 1.0, "kappa": 0.0}
+        FusedDiagonal("heavy_ball")([p], [g], [s], [], [], lr=0.0, **rates)
+    except Exception as error:  # of whatever kind: the rules do without
+        warnings.warn(
+            f"the fused kernels are not used on {device}, because Triton failed "
+            f"({type(error).__name__}: {error}); fused=False silences this",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
