@@ -12,6 +12,8 @@ from rootfree.optimizer import RootFreeOptimizer
 
 # Graphs kept; the one that was not used for longest leaves. Every kind of step needs one.
 _MOST = 4
+# Kinds of step that are remembered to have run once: a float lr that changes makes many.
+_MOST_SEEN = 64
 
 
 @dataclass
@@ -60,14 +62,15 @@ class GraphedStep:
             )
         self._optimizer = optimizer
         self._device = next(iter(devices))
-        self._seen: set[Any] = set()
+        self._seen: dict[Any, None] = {}  # in the order in which they came
         self._graphs: dict[Any, _Graph] = {}
         self._pool: Any = None
 
     def step(self) -> None:
         """One update of every parameter that has a gradient."""
         optimizer = self._optimizer
-        ps = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        # An unusable gradient is refused here, before anything is counted.
+        ps = [p for _, ps, _ in optimizer._work() for p in ps]
         if optimizer._batch_counter is not None and ps:
             # Counted here: B is one of the numbers in the graph.
             optimizer._count_batch()
@@ -87,7 +90,9 @@ class GraphedStep:
                 self._replay(key, ps)
             else:
                 optimizer.step()
-                self._seen.add(key)
+                self._seen[key] = None
+                if len(self._seen) > _MOST_SEEN:
+                    del self._seen[next(iter(self._seen))]
         finally:
             if counter is not None:
                 optimizer._batch_counter = counter

@@ -171,11 +171,7 @@ class RootFreeOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._work_lists is None:
-            self._work_lists = WorkLists(self._elements_at_once)
-        work = [
-            (group, ps, gs) for group in self.param_groups for ps, gs in self._work_lists.of(group)
-        ]
+        work = self._work()
         if self._curvature is not None:
             self._curvature.check([(group, ps) for group, ps, _ in work], self._refreshes)
         if self._batch_counter is not None:
@@ -193,6 +189,13 @@ class RootFreeOptimizer(Optimizer):
         if self._curvature is not None:
             self._curvature.done()
         return loss
+
+    def _work(self) -> list[tuple[Group, list[Tensor], list[Tensor]]]:
+        """What there is to update: groups, parameters, and gradients that were found usable."""
+        if self._work_lists is None:
+            self._work_lists = WorkLists(self._elements_at_once)
+        lists = self._work_lists
+        return [(group, ps, gs) for group in self.param_groups for ps, gs in lists.of(group)]
 
     def _end_step(self) -> None:
         """Called when all parameters are updated."""
