@@ -13,10 +13,10 @@ import torch
 
 from kernels.devices import DEVICE, EPS, close, normal, run, zeros
 from rootfree.kernels import axis_products
-from rootfree.kernels.factors import _BLOCK, _SLACK
+from rootfree.kernels.factors import _BLOCK
 from rootfree.kernels.launch import triton_kernels
 from rootfree.rounding import stochastic_round_
-from rootfree.structures.norms import schatten8
+from rootfree.structures.norms import SLACK, schatten8
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 FACTORS, PRODUCTS = triton_kernels().factors, triton_kernels().products
@@ -93,7 +93,7 @@ def moved(K, product, *, norm, sums, fourths, started, counters, axis=1, beta2=0
     run(
         FACTORS.move_kernel, B * chunks, K, q, sums, fourths,
         K if started is None else started, K if counters is None else counters,
-        d * d, chunks, sums.shape[1], axis, beta2, _SLACK,
+        d * d, chunks, sums.shape[1], axis, beta2, SLACK,
         NORM=norm, START=started is not None, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
     return q
@@ -111,7 +111,7 @@ def test_move(norm, d):
     if norm != "none":
         size = sums.double().sum(1).sqrt()
     if norm == "spectral":
-        size = size * fourths.double().sum(1).pow(1 / 8) * _SLACK
+        size = size * fourths.double().sum(1).pow(1 / 8) * SLACK
     step = 0.3 / size.clamp(min=1.0)
     close(K, before - step[:, None, None] * product.double(), rtol=1e-5, atol=1e-6)
     assert torch.equal(half, K.to(BF16))
@@ -222,7 +222,7 @@ def test_squares_give_the_schatten_norm(d, scale):
     close(q, h.double() @ h.double() / sums.double().sum(1)[:, None, None], rtol=EPS / 2, atol=1e-5)
     run(PRODUCTS.square_kernel, B * tiles, q, q, sums, fourths, *shape, STORE=False, **tile)
     close(fourths.sum(1), (q.double() @ q.double()).square().sum((1, 2)), rtol=1e-5)
-    got = sums.sum(1).sqrt() * fourths.sum(1).pow(1 / 8) * _SLACK
+    got = sums.sum(1).sqrt() * fourths.sum(1).pow(1 / 8) * SLACK
     # bf16 rounding of what is squared: EPS/2 in σ², twice that in σ⁴, an eighth of it in the root
     close(got, schatten8(h.double(), dtype=FP64), rtol=EPS)
     assert (got >= torch.linalg.matrix_norm(h.float(), ord=2)).all()

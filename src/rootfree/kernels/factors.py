@@ -22,7 +22,9 @@ from rootfree.kernels.axis_products import (
     tiling,
 )
 from rootfree.kernels.launch import launch, triton_kernels
+from rootfree.rules.if_shampoo import LEAST_DAMPING
 from rootfree.structures import Dense, Diagonal, Structure
+from rootfree.structures.norms import SLACK
 
 Structures = tuple[Structure, ...]
 
@@ -30,9 +32,6 @@ Structures = tuple[Structure, ...]
 # one kernel writes the next still finds in the cache.
 PORTION = 2**26
 _BLOCK = 4096
-_LEAST_DAMPING = 1e-30  # as in rules/if_shampoo.py
-# A little more than the rounding of the products, as in structures/norms.py.
-_SLACK = 1 + 2 * torch.finfo(torch.bfloat16).eps
 # Beyond this ratio of columns to rows a Gram matrix is left to the library, which splits the sum.
 _LONG = 16
 
@@ -105,7 +104,7 @@ def _vectors_(state: dict[str, Tensor], G: Tensor, rates: Rates, *, refresh: boo
         G.shape[1],
         float(rates.B),
         float(rates.beta2),
-        max(float(rates.lam), _LEAST_DAMPING),
+        max(float(rates.lam), LEAST_DAMPING),
         float(rates.gamma),
         site=(*_site(G, state, None, rates), refresh),
         REFRESH=refresh,
@@ -200,7 +199,7 @@ def _move(
     gram = long_gram(site, X) if long else half
     others = [trace for j, trace in enumerate(traces) if j != n]
     # λ ∏_{j≠n} 1/dⱼ: the kernel multiplies by the traces of the other factors
-    lam = max(rates.lam, _LEAST_DAMPING) / r
+    lam = max(rates.lam, LEAST_DAMPING) / r
     h, q = torch.empty_like(half), torch.empty_like(half)
     sums, fourths = torch.empty(2, b, tiles, device=K.device)
     launch(
@@ -222,7 +221,7 @@ def _move(
     launch(
         kernels.factors.move_kernel,
         b * chunks, K, q, sums, fourths, state.get("started", K), state.get("rounding", K),
-        d * d, chunks, tiles, n, float(rates.beta2), _SLACK,
+        d * d, chunks, tiles, n, float(rates.beta2), SLACK,
         site=site, NORM=rates.norm or "none", START="started" in state, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
     return q

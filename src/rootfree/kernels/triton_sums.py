@@ -8,11 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rootfree.curvature import outer_product
+
 # Ĝ up to this is squared as it is; beyond, it is scaled down first (see `scale_down_kernel`): the
 # squares are multiplied by up to 10²⁵ (see `tangent_kernel`).
 LARGE = tl.constexpr(1e3)
-# Curvature beyond this is as good as infinite, as in curvature/outer_product.py.
-LARGEST = tl.constexpr(1e15)
+LARGEST = tl.constexpr(outer_product.LARGEST)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ Norm = Callable[[int, Tensor], Tensor]
 
 # With λ = 0 and no gradient a factor would grow for ever; this stops it at 10¹⁵ for a product of
 # factors, far from the end of fp32, and is below rounding wherever there is any curvature.
-_LEAST_DAMPING = 1e-30
+LEAST_DAMPING = 1e-30
 
 
 class FrameCurvature(Protocol):
@@ -59,7 +59,7 @@ def tangents(
         )
         damping = structures[n].project_factor_gram(Ks[n]).to(wide)
         h = per_block(weight.to(wide) / 2, gram) * gram
-        h.addcmul_(per_block(max(lam, _LEAST_DAMPING) / 2 * others * scales[n] ** 2, gram), damping)
+        h.addcmul_(per_block(max(lam, LEAST_DAMPING) / 2 * others * scales[n] ** 2, gram), damping)
         hs.append(structures[n].add_to_diagonal_(h, -gamma / 2))
     return hs
 

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from rootfree.structures.precision import sum_of_squares, wide_dtype
 
+# A little more than the rounding of the products, so that it stays a bound in half precision.
+SLACK = 1 + 2 * torch.finfo(torch.bfloat16).eps
+
 
 def schatten8(M: Tensor, *, dtype: torch.dtype) -> Tensor:
     """(Σ σ⁸)^⅛ over the singular values of M (..., p, q): ‖M‖₂ <= it <= min(p, q)^⅛ ‖M‖₂.
@@ -22,9 +25,7 @@ def schatten8(M: Tensor, *, dtype: torch.dtype) -> Tensor:
     fourth = _root_sum_of_squares(gram)  # (Σσ⁴)^½
     gram = (gram.to(fourth.dtype) / fourth[..., None, None]).to(dtype)
     eighth = _root_sum_of_squares(gram @ gram)  # (Σσ⁸)^½ / Σσ⁴
-    # A little more than the rounding of the products, so that it stays a bound in half precision.
-    slack = 1 + 2 * torch.finfo(torch.bfloat16).eps
-    return size * (fourth.sqrt() * eighth.pow(0.25)).to(wide) * slack
+    return size * (fourth.sqrt() * eighth.pow(0.25)).to(wide) * SLACK
 
 
 def _frobenius(M: Tensor) -> Tensor:
