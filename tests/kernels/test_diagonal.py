@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.devices import DEVICE, normal, unaligned
+from rootfree.gradients import KnownList
 from rootfree.kernels.diagonal import CHUNK, FusedDiagonal
 from rootfree.rounding import widened
 from rootfree.rules.diagonal import (
@@ -259,17 +262,16 @@ def test_bf16_state_in_another_layout_is_left_alone():
     assert not fused("heavy_ball", x)
 
 
-def test_lists_that_come_and_go_are_forgotten():
+def test_a_plan_stays_with_its_list_and_goes_with_it():
     """Every pattern of missing gradients is a list of its own."""
     kernel = FusedDiagonal("heavy_ball")
-    first = lists([(1,)] * 2)
-    kernel._plan(first.ps)
-    lasting = lists([(1,)] * 2).ps
-    kernel._plan(lasting)
-    for _ in range(300):
-        kernel._plan(list(first.ps))
-    assert len(kernel._plans) < 100
-    assert any(plan.ps is lasting for plan in kernel._plans.values())
+    ps = KnownList(lists([(1,)] * 2).ps)
+    plan = kernel._plan(ps)
+    assert kernel._plan(ps) is plan
+    gone = weakref.ref(plan)
+    del plan, ps
+    gc.collect()
+    assert gone() is None
 
 
 def test_autograd_learns_of_the_change():

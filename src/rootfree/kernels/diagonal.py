@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rootfree.gradients import KnownList
 from rootfree.kernels.addresses import AddressTable
 from rootfree.kernels.block_table import as_table
 from rootfree.kernels.launch import launch, triton_kernels
@@ -16,8 +17,6 @@ Tensors = list[Tensor]
 
 # A program's share: large enough to pay for looking up where it is, small enough to spread.
 CHUNK, BLOCK, WARPS = 4096, 1024, 8
-# Lists of parameters that are remembered, beyond those that have no parameter in common.
-_PLANS = 64
 _PARAMETERS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,11 +34,10 @@ class _Plan:
 
 
 class FusedDiagonal:
-    """Runs one of the updates of triton_diagonal.py; remembers where the parameters are."""
+    """Runs one of the updates of triton_diagonal.py; a list's plan stays with the list."""
 
     def __init__(self, update: str) -> None:
         self._update = update
-        self._plans: dict[int, _Plan] = {}
 
     def __call__(
         self,
@@ -102,16 +100,15 @@ class FusedDiagonal:
         return True
 
     def _plan(self, ps: Tensors) -> _Plan:
-        plan = self._plans.get(id(ps))
-        if plan is None or plan.ps is not ps:
-            self._forget_others_of(ps)
+        known = ps.known if isinstance(ps, KnownList) else {}
+        if "plan" not in known:
             device = ps[0].device
             chunks = [
                 (i, chunk) for i, p in enumerate(ps) for chunk in range(-(-p.numel() // CHUNK))
             ]
             items = as_table(chunks, torch.int32, device)
             sizes = as_table([p.numel() for p in ps], torch.int64, device)
-            plan = self._plans[id(ps)] = _Plan(
+            known["plan"] = _Plan(
                 ps,
                 items,
                 sizes,
@@ -120,17 +117,8 @@ class FusedDiagonal:
                 plain={type(p) for p in ps} <= {Tensor, torch.nn.Parameter}
                 and ps[0].dtype in _PARAMETERS,
             )
+        plan: _Plan = known["plan"]
         return plan
-
-    def _forget_others_of(self, ps: Tensors) -> None:
-        """Where gradients come and go there is a list for every pattern: not all are kept."""
-        if len(self._plans) >= _PLANS:
-            members = set(map(id, ps))
-            self._plans = {
-                key: plan
-                for key, plan in self._plans.items()
-                if members.isdisjoint(map(id, plan.ps))
-            }
 
     def _fit(self, plan: _Plan, mine: Tensors, gs: Tensors, *, rounded: bool) -> bool:
         """Whether layouts and dtypes suit the kernel; tells it where everything is.
