@@ -86,20 +86,8 @@ class RFAdamW(RootFreeOptimizer):
     def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
         dtype, counters = working_dtype(ps[0]), self._states(ps, "rounding")
         b1, b2 = group["betas"]
-        kernel = self._kernel_for(ps[0])
-        if kernel and kernel(
-            ps,
-            gs,
-            self._states(ps, "preconditioner"),
-            self._states(ps, "momentum"),
-            counters,
-            lr=group["lr"],
-            keep=b2,
-            gain=(1 - b2) * group["batch_size"],
-            alpha1=b1,
-            lam=group["damping"],
-            kappa=group["weight_decay"],
-        ):
+        rates = {"keep": b2, "gain": (1 - b2) * group["batch_size"], "alpha1": b1}
+        if self._run_kernel(group, ps, gs, **rates):
             return
         gs = in_working_dtype(ps, gs)
         with widened(self._states(ps, "momentum"), dtype, counters) as ms:

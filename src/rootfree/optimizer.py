@@ -211,6 +211,21 @@ class RootFreeOptimizer(Optimizer):
         # Those who insist see the error itself.
         return kernel if kernel is None or self._fused or kernels.usable(p.device) else None
 
+    def _run_kernel(self, group: Group, ps: list[Tensor], gs: list[Tensor], **rates: float) -> bool:
+        """Update by the diagonal methods' kernel; False, with nothing done, where it cannot."""
+        kernel = self._kernel_for(ps[0])
+        return kernel is not None and kernel(
+            ps,
+            gs,
+            self._states(ps, "preconditioner"),
+            self._states(ps, "momentum"),
+            self._states(ps, "rounding"),
+            lr=group["lr"],
+            lam=group["damping"],
+            kappa=group["weight_decay"],
+            **rates,
+        )
+
     def _states(self, ps: list[Tensor], key: str) -> list[Tensor]:
         """One entry of the state of each parameter; empty where they have none."""
         rows = self._rows(ps)

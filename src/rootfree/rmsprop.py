@@ -114,20 +114,8 @@ def rf_update_(
         add_momentum(group, self.state)
     dtype, counters = working_dtype(ps[0]), self._states(ps, "rounding")
     beta2, B = group["precond_lr"], group["batch_size"]
-    kernel = self._kernel_for(ps[0])
-    if kernel and kernel(
-        ps,
-        gs,
-        self._states(ps, "preconditioner"),
-        self._states(ps, "momentum"),
-        counters,
-        lr=group["lr"],
-        keep=1 - beta2 * gamma,
-        gain=beta2 * B,
-        alpha1=group["momentum"],
-        lam=group["damping"],
-        kappa=group["weight_decay"],
-    ):
+    rates = {"keep": 1 - beta2 * gamma, "gain": beta2 * B, "alpha1": group["momentum"]}
+    if self._run_kernel(group, ps, gs, **rates):
         return
     gs = in_working_dtype(ps, gs)
     hs = None if self._curvature is None else self._curvature.diagonals(ps, gs, B=B)
