@@ -6,6 +6,7 @@ gradients of the stack into a direction; momentum, decay and the step are the sa
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -56,16 +57,17 @@ class BlockOptimizer(RootFreeOptimizer):
 
     # -- what a method defines ---------------------------------------------------------------
 
+    @abstractmethod
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, tuple[Structure, ...]]]:
         """How `p` is cut, and the structure of the factor of each axis."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _block_state(
         self, p: Tensor, tile: Tile, structures: tuple[Structure, ...], group: Group
     ) -> dict[str, Tensor]:
         """State of the tile's blocks; every tensor has the blocks as its first axis."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _direction(
         self,
         group: Group,
@@ -79,7 +81,6 @@ class BlockOptimizer(RootFreeOptimizer):
 
         H None: the curvature is B·ggᵀ.
         """
-        raise NotImplementedError
 
     def _direction_(
         self,

@@ -7,6 +7,7 @@ lives here, once.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast, overload
 
@@ -34,7 +35,7 @@ _BATCH_SIZE_MISSING = (
 )
 
 
-class RootFreeOptimizer(Optimizer):
+class RootFreeOptimizer(Optimizer, ABC):
     """Base of the optimizers: subclasses define `options`, `_init_state` and `_update`.
 
     State is made when parameters are added, not at the first step, and is flat: `state[p]` maps
@@ -88,20 +89,20 @@ class RootFreeOptimizer(Optimizer):
 
     # -- what a method defines ---------------------------------------------------------------
 
+    @abstractmethod
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         """The state of parameter `p`: flat, tensors only."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
         """Update parameters of one device and dtype, given their gradients."""
-        raise NotImplementedError
 
     def _refreshes(self, group: Group) -> bool:
         return True  # whether the coming step updates the preconditioners of this group
 
+    @abstractmethod
     def _describe(self, p: Tensor, group: Group) -> str:
         """What preconditioner `p` got, for `summary()`."""
-        raise NotImplementedError
 
     # -- groups ------------------------------------------------------------------------------
 

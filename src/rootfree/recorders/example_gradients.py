@@ -13,7 +13,7 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rootfree.recorders.grams import wide_dtype
-from rootfree.recorders.layers import EmbeddingLayer, Layer
+from rootfree.recorders.layers import EmbeddingLayer, Layer, MatrixLayer
 
 
 def of_layer(layer: Layer, name: str, x: Tensor, grad: Tensor) -> Tensor:
@@ -31,6 +31,7 @@ def of_layer(layer: Layer, name: str, x: Tensor, grad: Tensor) -> Tensor:
         return V.scatter_add_(1, index, Y.squeeze(2))
     pieces = []
     first = 0
+    assert isinstance(layer, MatrixLayer)
     for a in layer.inputs(x):
         y = Y[first : first + len(a)]
         pieces.append(torch.einsum("ntgo,ntgi->ngoi", y, a.to(wide)))  # Σ_t y aᵀ

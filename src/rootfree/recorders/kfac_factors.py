@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rootfree.recorders.grams import gram, gram_diagonal, gram_of_rows, wide_dtype
-from rootfree.recorders.layers import EmbeddingLayer, Layer, LinearLayer
+from rootfree.recorders.layers import EmbeddingLayer, Layer, LinearLayer, MatrixLayer
 
 Sharing = Literal["expand", "reduce"]
 
@@ -78,6 +78,7 @@ def input_sums(
         # What follows in fewer calls: a model has many of these, and the host is soon the slower.
         X = x.reshape(-1, x.shape[-1])
         return InputSums(gram_of_rows(X), X.sum(0, dtype=wide_dtype(dtype)), len(X))
+    assert isinstance(layer, MatrixLayer)
     A = a = None
     rows = 0
     pieces = iter([layer.mean_inputs(x)]) if sharing == "reduce" else layer.inputs(x)

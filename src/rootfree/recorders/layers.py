@@ -15,6 +15,7 @@ The weight's gradient is Σ_t grad[n, t, g, o] a[n, t, g, i], summed over exampl
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 
 @dataclass
-class Layer:
+class Layer(ABC):
     """A weight, its bias, and the modules that apply them (several when the weight is tied)."""
 
     name: str
@@ -61,20 +62,24 @@ class Layer:
         """Whether anything of the layer gets a gradient."""
         return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
 
-    def inputs(self, x: Tensor) -> Iterator[Tensor]:
-        """The input as (n, t, g, i), in pieces along n that are no larger than the input is."""
-        raise NotImplementedError
-
-    def mean_inputs(self, x: Tensor) -> Tensor:
-        """The input averaged over the positions: (n, 1, g, i)."""
-        raise NotImplementedError
-
+    @abstractmethod
     def outputs(self, y: Tensor) -> Tensor:
         """Something shaped like the layer's output as (n, t, g, o)."""
-        raise NotImplementedError
 
 
-class LinearLayer(Layer):
+class MatrixLayer(Layer):
+    """A layer whose inputs are made into a matrix."""
+
+    @abstractmethod
+    def inputs(self, x: Tensor) -> Iterator[Tensor]:
+        """The input as (n, t, g, i), in pieces along n that are no larger than the input is."""
+
+    @abstractmethod
+    def mean_inputs(self, x: Tensor) -> Tensor:
+        """The input averaged over the positions: (n, 1, g, i)."""
+
+
+class LinearLayer(MatrixLayer):
     """y = W a + b on the last axis."""
 
     def inputs(self, x: Tensor) -> Iterator[Tensor]:
@@ -114,7 +119,7 @@ class EmbeddingLayer(Layer):
         return _as_rows(y)
 
 
-class ConvLayer(Layer):
+class ConvLayer(MatrixLayer):
     """A convolution over one, two or three axes: linear in the patches of its input."""
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from rootfree.recorders.ranks import Ranks
 _TOLERANCE = 1.05
 
 
-class Recorder:
+class Recorder(ABC):
     """Base of the recorders: one context a step, around forward and backward.
 
     Hooks are on the model only inside the context. What an earlier context recorded is dropped when
@@ -62,22 +63,23 @@ class Recorder:
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         """The passes that `backward` makes in addition to the ordinary one."""
+        return  # none, unless a recorder says otherwise
 
+    @abstractmethod
     def _recorded(self) -> bool:
         """Whether there is anything that `of` could use."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reduce(self) -> None:
         """Bring together what the ranks recorded; called once between recording and use."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _describe(self, p: nn.Parameter) -> str:
         """What curvature `p` gets, for `summary()`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """H of the loss by `p`; see :class:`rootfree.Curvature`."""
-        raise NotImplementedError
 
     # -- the context -------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -22,16 +23,16 @@ from rootfree_lab.baselines.roots import (
 Group = dict[str, Any]
 
 
-class _RootBased(Optimizer):
+class _RootBased(Optimizer, ABC):
     """Factors on axes, their inverse roots, momentum: what both methods share."""
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         _check(defaults)
         super().__init__(params, defaults)
 
+    @abstractmethod
     def _axes(self, p: Tensor, group: Group) -> tuple[int, ...]:
         """The shape in which the parameter gets its factors."""
-        raise NotImplementedError
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; their state is made at once."""
