@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, cast
+from functools import partial
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +28,12 @@ from rootfree.rules.momentum import cap_rms_, heavy_ball_, rms_matched_heavy_bal
 from rootfree.schedules import schedule
 from rootfree.structures import Structure
 
+# Options that the directions of a step do not depend on, given which blocks there are.
+_NOT_IN_DIRECTIONS = {
+    "lr", "momentum", "weight_decay", "update_rms", "max_update_rms", "state_dtype",
+    "update_every", "structure", "block_size",
+}  # fmt: skip
+
 
 class BlockOptimizer(RootFreeOptimizer):
     """Base of the matrix methods; subclasses define `_tiles`, `_block_state` and `_direction`."""
@@ -37,6 +44,9 @@ class BlockOptimizer(RootFreeOptimizer):
     _layouts: Mapping[int, list[Bucket]] = {}
 
     _kernel_name = "blocks"
+
+    #: whether `_direction` is nothing but launches, and so can be replayed from a CUDA graph
+    _replayable: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -88,10 +98,10 @@ class BlockOptimizer(RootFreeOptimizer):
         structures: tuple[Structure, ...],
         state: dict[str, Tensor],
         G: Tensor,
-        squares: Tensor | None,
+        squares: Tensor,
         refresh: bool,
     ) -> None:
-        """G <- its direction; `squares` (b, n) are partial sums of G², there on refresh."""
+        """G <- its direction; `squares` (b, n) are partial sums of G², made on refresh."""
         G.copy_(self._direction(group, structures, state, G, refresh, None))
 
     def _gradient_dtype(
@@ -221,11 +231,8 @@ class BlockOptimizer(RootFreeOptimizer):
         for dtype, stack, where in self._stacks(kernel, group, ps, buckets):
             mine = stack.ps
             kernel.gather_(stack, [gs[i] for i in where], dtype=dtype, squares=refresh)
-            for bucket, G, squares in stack.parts():
-                state = bucket.state_of(stack.members)
-                self._direction_(group, bucket.structures, state, G, squares, refresh)
-                if refresh:
-                    bucket.write_back_(stack.members, state)
+            numbers = [group[name] for name in self.options if name not in _NOT_IN_DIRECTIONS]
+            stack.replay((refresh, *numbers), partial(self._directions_, group, stack, refresh))
             kernel.descend_(
                 stack,
                 mine,
@@ -236,6 +243,14 @@ class BlockOptimizer(RootFreeOptimizer):
                 kappa=group["weight_decay"],
                 cap=group["max_update_rms"],
             )
+
+    def _directions_(self, group: Group, stack: Stack, refresh: bool) -> None:
+        """Gradients in the stack <- their directions."""
+        for bucket, G, squares in stack.parts():
+            state = bucket.state_of(stack.members)
+            self._direction_(group, bucket.structures, state, G, squares, refresh)
+            if refresh:
+                bucket.write_back_(stack.members, state)
 
     def _stacks(
         self, kernel: FusedBlocks, group: Group, ps: list[Tensor], buckets: list[Bucket]
@@ -256,7 +271,8 @@ class BlockOptimizer(RootFreeOptimizer):
             members = {slot.p for bucket in chosen for slot in bucket.slots}
             where = [i for i, p in enumerate(ps) if p in members]
             mine = KnownList(ps[i] for i in where)
-            stacks.append((dtype, kernel.stack(mine, chosen), where))
+            stack = kernel.stack(mine, chosen, replayable=self._replayable)
+            stacks.append((dtype, stack, where))
         ps.known["stacks"] = (buckets, stacks)
         return stacks
 

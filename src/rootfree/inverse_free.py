@@ -76,7 +76,7 @@ def direction_(
     structures: Structures,
     state: dict[str, Tensor],
     G: Tensor,
-    squares: Tensor | None,
+    squares: Tensor,
     refresh: bool,
 ) -> None:
     """The same by kernels where they know the factors: G <- U.  Changes G and state."""

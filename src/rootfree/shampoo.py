@@ -108,6 +108,7 @@ class IFShampoo(BlockOptimizer):
     """
 
     options = INVERSE_FREE_OPTIONS
+    _replayable = True
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class IFShampoo(BlockOptimizer):
         structures: Structures,
         state: dict[str, Tensor],
         G: Tensor,
-        squares: Tensor | None,
+        squares: Tensor,
         refresh: bool,
     ) -> None:
         direction_(group, structures, state, G, squares, refresh)

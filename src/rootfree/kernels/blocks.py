@@ -6,7 +6,7 @@ the tail (cap, momentum, decay, descent) reads them from there: nothing paramete
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,13 @@ from rootfree.kernels.block_table import (
     shares_of,
 )
 from rootfree.kernels.launch import launch, triton_kernels
+from rootfree.kernels.replay import Replays
 
 Tensors = list[Tensor]
+
+# Stacks of at most so many elements have their directions replayed from graphs. These hold their
+# temporaries, some five bytes an element; larger stacks keep the device busy without.
+REPLAYED = 2**25
 
 
 @dataclass
@@ -47,19 +52,53 @@ class Stack:
     elements: int
     here: AddressTable
     there: AddressTable
+    replays: Replays | None = None
     values: Tensor = field(init=False)
-    squares: Tensor | None = field(init=False)
+    sums: Tensor = field(init=False)  # of squares
+    _kept: tuple[Tensor, Tensor] | None = None
 
-    def parts(self) -> Iterator[tuple[Bucket, Tensor, Tensor | None]]:
+    def make_room(self, dtype: torch.dtype) -> None:
+        """Memory for blocks and sums: the same at every step where they are replayed."""
+        stays = self._replays_now() is not None
+        room = self._kept if stays else None
+        if room is None:
+            device = self.entries.device
+            total = sum(blocks * count for _, blocks, count in self.shares)
+            # Blocks that have fewer sums than others of their bucket leave zeros.
+            make = torch.zeros if self.ragged else torch.empty
+            room = (
+                torch.empty(self.elements, dtype=dtype, device=device),
+                make(total, dtype=torch.float64, device=device),
+            )
+            if stays:
+                self._kept = room
+        self.values, self.sums = room
+
+    def replay(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
+        """Do work on the stack and the state of its buckets, from a graph where that is faster.
+
+        `kind` has all that it depends on beside the contents of tensors.
+        """
+        replays = self._replays_now()
+        if replays is None:
+            work()
+        else:
+            slabs = [slab.data_ptr() for bucket in self.buckets for slab in bucket.slabs.values()]
+            replays((*kind, *slabs), work)
+
+    def _replays_now(self) -> Replays | None:
+        """None also where somebody records the whole step."""
+        recorded = self.replays is not None and torch.cuda.is_current_stream_capturing()
+        return None if recorded else self.replays
+
+    def parts(self) -> Iterator[tuple[Bucket, Tensor, Tensor]]:
         """Each bucket with its part (b, d_1..d_N) of the stack, and (b, count) sums of squares."""
         place = 0
         for bucket, (first, blocks, count) in zip(self.buckets, self.shares, strict=True):
             sizes = bucket.slots[0].tile.sizes
             length = blocks * bucket.slots[0].tile.elements
             part = self.values[first : first + length].view(blocks, *sizes)
-            sums = None
-            if self.squares is not None:
-                sums = self.squares[place : place + blocks * count].view(blocks, count)
+            sums = self.sums[place : place + blocks * count].view(blocks, count)
             place += blocks * count
             yield bucket, part, sums
 
@@ -67,22 +106,20 @@ class Stack:
 class FusedBlocks:
     """Gathers and finishes with the kernels of triton_blocks.py."""
 
-    def stack(self, ps: Tensors, buckets: list[Bucket]) -> Stack:
+    def stack(self, ps: Tensors, buckets: list[Bucket], *, replayable: bool = False) -> Stack:
         """The stack of these buckets, for the parameters that have gradients."""
-        return _layout(ps, buckets)
+        stack = _layout(ps, buckets)
+        if replayable and ps[0].is_cuda and stack.elements <= REPLAYED:
+            stack.replays = Replays()
+        return stack
 
     def gather_(self, stack: Stack, gs: Tensors, *, dtype: torch.dtype, squares: bool) -> None:
         """Fill the stack with gradients (and their sums of squares)."""
         gs = [g if g.is_contiguous() else g.contiguous() for g in gs]
         if len({g.dtype for g in gs}) > 1:
             gs = [g.float() for g in gs]
-        kernels, device = triton_kernels(), gs[0].device
-        stack.values = torch.empty(stack.elements, dtype=dtype, device=device)
-        total = sum(blocks * count for _, blocks, count in stack.shares)
-        # Blocks that have fewer sums than others of their bucket leave zeros.
-        make = torch.zeros if stack.ragged else torch.empty
-        sums = make(total if squares else 1, dtype=torch.float64, device=device)
-        stack.squares = sums if squares else None
+        kernels = triton_kernels()
+        stack.make_room(dtype)
         stack.there.send(gs)
         for items, even in _launches(stack, stack.there.aligned):
             launch(
@@ -92,7 +129,7 @@ class FusedBlocks:
                 stack.entries,
                 stack.there.tensor,
                 stack.values,
-                sums,
+                stack.sums,
                 G=kernels.dtype(gs[0]),
                 SQUARES=squares,
                 ALIGNED=even,
@@ -177,7 +214,7 @@ class FusedBlocks:
             torch.autograd.graph.increment_version(kind)  # autograd must know that they changed
         if counters and ms:
             torch._foreach_add_(counters, 1)
-        del stack.values, stack.squares
+        del stack.values, stack.sums
 
 
 def _launches(stack: Stack, wide: bool) -> Iterator[tuple[Tensor, bool]]:

@@ -7,7 +7,6 @@ themselves in fp32.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -28,9 +27,9 @@ from rootfree.structures.norms import SLACK
 
 Structures = tuple[Structure, ...]
 
-# Blocks are worked on in portions of about this many elements: temporaries stay small, and what
-# one kernel writes the next still finds in the cache.
-PORTION = 2**26
+# Blocks are worked on in portions of at most this many elements (or one block): temporaries do not
+# grow with the model, and launches are still large enough to keep the device busy.
+PORTION = 2**27
 _BLOCK = 4096
 # Beyond this ratio of columns to rows a Gram matrix is left to the library, which splits the sum.
 _LONG = 16
@@ -66,7 +65,7 @@ def direction_(
     structures: Structures,
     state: dict[str, Tensor],
     G: Tensor,
-    squares: Tensor | None,
+    squares: Tensor,
     rates: Rates,
     *,
     refresh: bool,
@@ -79,12 +78,13 @@ def direction_(
     if len(structures) == 1:
         _vectors_(state, G, rates, refresh=refresh)
     else:
-        portion = max(1, PORTION // math.prod(G.shape[1:]))
+        portions = -(-G.numel() // PORTION)
+        portion = -(-len(G) // portions)  # all of about the same size
         for i in range(0, len(G), portion):
             part = slice(i, i + portion)
             rows = {name: slab[part] for name, slab in state.items()}
             Ks = [rows[f"factor{n}"] for n in range(len(structures))]
-            sums = squares[part] if refresh and squares is not None and "started" in rows else None
+            sums = squares[part] if refresh and "started" in rows else None
             site = (*_site(G[part], rows, sums, rates), refresh)
             halves = _refresh(site, Ks, rows, G[part], sums, rates) if refresh else _halves(Ks)
             _precondition_(site, G[part], halves)

@@ -1,0 +1,197 @@
+"""Directions of small models come from CUDA graphs by themselves: nothing else may change."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+
+import pytest
+import torch
+
+import rootfree
+from conformance.problems import BATCH, batches, identical, loss_of, network, snapshot
+from rootfree.kernels import blocks
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+OPTIONS = {
+    "default": {},
+    "low-memory": {"factor_dtype": torch.bfloat16, "state_dtype": torch.bfloat16},
+    "structured": {"structure": {1: "diagonal", 2: ("dense", "lower_triangular")}},
+    "momentum": {"riemannian_momentum": 0.5},
+    "cut": {"block_size": 8},
+}
+STEPS = 14
+
+
+class Run:
+    """A model that is stepped with or without replays, told apart by the size that gets them."""
+
+    def __init__(self, monkeypatch, *, replayed, **options):
+        self.limit = blocks.REPLAYED if replayed else -1
+        self.monkeypatch = monkeypatch
+        self.model = network().cuda()
+        self.model[1].eval()
+        self.options = {"lr": 0.01, "batch_size": BATCH, **options}
+        self.optimizer = rootfree.IFShampoo(self.model.parameters(), **self.options)
+
+    def backward(self, x, y):
+        self.optimizer.zero_grad()
+        loss_of(self.model, x.cuda(), y.cuda()).backward()
+
+    def step(self):
+        self.monkeypatch.setattr(blocks, "REPLAYED", self.limit)
+        self.optimizer.step()
+
+    @property
+    def graphs(self) -> int:
+        lists = self.optimizer._work_lists._known.values()
+        stacks = [
+            stack
+            for patterns in lists
+            for pattern in patterns
+            for ps in pattern.lists
+            for _, stack, _ in ps.known["stacks"][1]
+        ]
+        return sum(len(stack.replays._recorded) for stack in stacks if stack.replays is not None)
+
+
+def compare(monkeypatch, *, steps=STEPS, change=lambda run, i: None, **options) -> list[Run]:
+    """Both runs, given the same gradients, stay identical; `change` comes before the step."""
+    runs = [Run(monkeypatch, replayed=replayed, **options) for replayed in (True, False)]
+    for i, (x, y) in enumerate(batches(steps)):
+        runs[1].backward(x, y)
+        for p, q in zip(*(run.model.parameters() for run in runs), strict=True):
+            p.grad = q.grad.clone()
+        for run in runs:
+            change(run, i)
+            run.step()
+        assert identical(*(snapshot(run.optimizer) for run in runs)), f"step {i}"
+    assert runs[1].graphs == 0
+    return runs
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_trajectory_is_the_same_bit_for_bit(monkeypatch, options):
+    replayed, _ = compare(monkeypatch, **options)
+    assert replayed.graphs == 4  # vectors and matrices, with and without a refresh
+
+
+def test_with_step_sizes_that_change(monkeypatch):
+    def change(run, i):
+        run.optimizer.param_groups[0]["lr"] = 0.01 / (i + 1)
+
+    replayed, _ = compare(monkeypatch, change=change)
+    assert replayed.graphs == 4
+
+
+def test_with_another_batch_size(monkeypatch):
+    def change(run, i):
+        run.optimizer.batch_size = BATCH if i < 8 else 2 * BATCH
+
+    compare(monkeypatch, change=change, steps=18)
+
+
+def test_with_gradients_that_are_missing_now_and_then(monkeypatch):
+    def change(run, i):
+        if i % 3 == 2:
+            next(iter(run.model.parameters())).grad = None
+
+    compare(monkeypatch, change=change, steps=30)
+
+
+def test_with_a_checkpoint_in_between(monkeypatch):
+    kept = {}
+
+    def change(run, i):
+        if i == 3:
+            kept[run] = copy.deepcopy(run.optimizer.state_dict())
+        if i == 10:
+            run.optimizer.load_state_dict(kept[run])
+
+    compare(monkeypatch, change=change, steps=20)
+
+
+def test_with_state_that_somebody_replaced(monkeypatch):
+    def change(run, i):
+        if i == 9:
+            for state in run.optimizer.state.values():
+                state.update({key: tensor.clone() for key, tensor in state.items()})
+
+    compare(monkeypatch, change=change, steps=20)
+
+
+def test_a_copy_goes_its_own_way(monkeypatch):
+    run = Run(monkeypatch, replayed=True)
+    for x, y in batches(8):
+        run.backward(x, y)
+        run.step()
+    assert run.graphs == 4
+    before = [t.clone() for t in snapshot(run.optimizer)]
+    other = copy.deepcopy(run.optimizer)
+    for group in other.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    for _ in range(8):
+        other.step()
+    assert identical(before, snapshot(run.optimizer))
+
+
+def test_inside_a_graph_of_the_whole_step(monkeypatch):
+    """GraphedStep records everything itself, and steps as usual may come in between."""
+    run = Run(monkeypatch, replayed=True)
+    usual = Run(monkeypatch, replayed=False)
+    graphed = rootfree.GraphedStep(run.optimizer)
+    for i, (x, y) in enumerate(batches(24)):
+        usual.backward(x, y)
+        for p, q in zip(run.model.parameters(), usual.model.parameters(), strict=True):
+            p.grad = q.grad.clone()
+        usual.step()
+        monkeypatch.setattr(blocks, "REPLAYED", run.limit)
+        (run.optimizer if 8 <= i < 16 else graphed).step()
+        assert identical(snapshot(run.optimizer), snapshot(usual.optimizer)), f"step {i}"
+
+
+def test_nothing_waits_once_it_is_recorded(monkeypatch):
+    run = Run(monkeypatch, replayed=True)
+    x, y = next(iter(batches(1)))
+    run.backward(x, y)
+    for _ in range(8):
+        run.step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            run.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_other_threads_may_use_the_device_while_it_is_recorded(monkeypatch):
+    """As a loader's thread that pins memory does."""
+    stop = threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            torch.empty(1000).pin_memory().cuda(non_blocking=True).sum().item()
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            replayed, _ = compare(monkeypatch)
+    finally:
+        stop.set()
+        thread.join()
+    assert replayed.graphs == 4
+
+
+def test_large_models_keep_no_memory_for_it(monkeypatch):
+    monkeypatch.setattr(blocks, "REPLAYED", 10)
+    run = Run(monkeypatch, replayed=True)
+    for x, y in batches(8):
+        run.backward(x, y)
+        run.step()
+    assert run.graphs == 0
