@@ -13,6 +13,9 @@ from rootfree_lab import data
 from rootfree_lab.config import TrainConfig
 from rootfree_lab.config_reading import ConfigError
 
+# Batches of a test are so many times as large as those of training.
+_TEST_BATCHES = 4
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -77,13 +80,14 @@ class Feed:
 
 
 class TestFeed:
-    """The test set, the same batches each time."""
+    """The test set, the same batches each time: larger ones, since nothing is kept of them."""
 
     __test__ = False  # not a test case
 
     def __init__(
         self, dataset: Any, config: TrainConfig, device: torch.device, *, by_nodes: bool = False
     ) -> None:
+        config = replace(config, batch_size=_TEST_BATCHES * config.batch_size)
         self._source = _source(
             dataset, "test", config, device, by_nodes=by_nodes,
             generator=torch.Generator(), augment=False, drop_last=False, shuffle=False,

@@ -23,6 +23,7 @@ from rootfree_lab.feeding import Batch, Feed, TestFeed
 from rootfree_lab.losses import count_correct, make_loss, terms
 from rootfree_lab.lr_schedules import Schedule, base_rates, set_rates
 from rootfree_lab.measures import Stopwatch, peak_bytes, reset_peak, state_bytes
+from rootfree_lab.passes import GraphedPasses, Passes
 from rootfree_lab.records import Record, versions
 from rootfree_lab.reproducibility import random_state, seed_everything, set_random_state
 
@@ -94,6 +95,10 @@ class Session:
         self.schedule = Schedule.make(
             config.schedule, total=self.total, steps_per_epoch=len(self.feed)
         )
+        graphed = train.graphs and device.type == "cuda"
+        self._passes = (
+            GraphedPasses(self._with_loss, self.model) if graphed else Passes(self._with_loss)
+        )
         self.watch = Stopwatch(device, parts=config.output.timing)
         self.running = Running.zero(device)
         self.curve: list[Point] = []
@@ -110,13 +115,12 @@ class Session:
         with watch.part("data"):
             batch = self.feed.take()
         with watch.part("forward"):
-            outputs = self._forward(batch, self.model)
-            loss = self._loss(outputs, batch.target)
+            outputs, loss = self._passes.forward(batch)
         with watch.part("backward"):
-            loss.backward()
+            self._passes.backward()
             if self.config.train.clip_norm is not None:
                 clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
-        self._count(outputs.detach(), loss.detach(), batch)
+        self._count(outputs, loss, batch)
         with watch.part("optimizer"):
             self._tell_batch_size(terms(batch.target))
             self._update()
@@ -138,6 +142,10 @@ class Session:
             raise
         for optimizer in self.optimizers:
             optimizer.zero_grad()
+
+    def _with_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        outputs = self._forward(batch, self.model)
+        return outputs, self._loss(outputs, batch.target)
 
     def _forward(self, batch: Batch, model: nn.Module) -> Tensor:
         bf16 = self.config.train.autocast == "bf16"

@@ -113,6 +113,37 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, task, optimizer):
         assert torch.equal(value, resumed.model[name]), name
 
 
+@pytest.mark.parametrize("optimizer", ["AdamW", "IFShampoo"])
+@pytest.mark.parametrize("task", TASKS)
+def test_graphs_give_the_same_run_and_so_does_a_resumed_one(tmp_path, task, optimizer):
+    usual, graphed, resumed = Keeper(), Keeper(), Keeper()
+    without = train(make(task, optimizer, autocast="bf16"), out=tmp_path, watchers=[usual])
+    config = make(task, optimizer, autocast="bf16", graphs=True)
+    whole = train(config, out=tmp_path / "whole", watchers=[graphed])
+    stop = StopSignals()
+    with pytest.raises(Interrupted):
+        train(config, out=tmp_path, stop=stop, watchers=[Keeper(stop, 7)])
+    pieces = train(config, out=tmp_path, resume=True, watchers=[resumed])
+    assert curve(without) == curve(whole) == curve(pieces)
+    for name, value in usual.model.items():
+        assert torch.equal(value, graphed.model[name]), name
+        assert torch.equal(value, resumed.model[name]), name
+
+
+def test_graphs_are_recorded_and_clipping_sees_their_gradients(tmp_path):
+    config = make("cnn", "SGD", graphs=True, clip_norm=1e-3)
+    run = session.Session(config, torch.device("cuda"))
+    run.watch.start()
+    for _ in range(8):
+        before = [p.clone() for p in run.model.parameters()]
+        run.step()
+    run.watch.pause()
+    assert run._passes._recorded is not None
+    moved = [p - q for p, q in zip(run.model.parameters(), before, strict=True)]
+    size = torch.stack([d.norm() for d in moved]).norm().item()
+    assert 0 < size < 0.1 * 1e-3 * 10  # lr times the largest norm, summed up by momentum
+
+
 @pytest.mark.parametrize("autocast", ["none", "bf16"])
 @pytest.mark.parametrize("task", TASKS)
 def test_it_learns_and_the_state_stays_float32(tmp_path, task, autocast):

@@ -13,7 +13,7 @@ from rootfree.kernels.triton_rounding import round_stochastically
 from rootfree.kernels.triton_sums import LARGEST, add_up, root_of, unit_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "elements"], do_not_specialize_on_alignment=["squares"])
 def start_kernel(squares, started, scales, count, elements, B, AXES: tl.constexpr):
     """scale <- (B·mean(G²))^{-1/(2N)} for a block that meets its first gradient, 1 for others."""
     b = tl.program_id(0)
@@ -26,7 +26,7 @@ def start_kernel(squares, started, scales, count, elements, B, AXES: tl.constexp
         tl.store(started + b, tl.full((), 1, started.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def halve_kernel(K, half, traces, scales, size, chunks, START: tl.constexpr, BLOCK: tl.constexpr):
     """K <- K·scale in blocks that start;  half <- K in bf16;  partial sums of K²."""
     b = tl.program_id(0) // chunks
@@ -43,7 +43,7 @@ def halve_kernel(K, half, traces, scales, size, chunks, START: tl.constexpr, BLO
     tl.store(half + base + at, x.to(half.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def largest_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
     """Partial maxima of |Ĝ|."""
     b = (tl.program_id(0) // chunks).to(tl.int64)
@@ -52,7 +52,7 @@ def largest_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
     tl.store(largest + tl.program_id(0), tl.max(tl.abs(x), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def scale_down_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
     """Ĝ <- Ĝ/unit in blocks whose squares would come near the end of the range."""
     b = tl.program_id(0) // chunks
@@ -64,7 +64,7 @@ def scale_down_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
         tl.store(where, (x / unit).to(Ghat.dtype.element_ty), at < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks", "tiles", "axis"])
 def move_kernel(
     K, moved, sums, fourths, started, counters, size, chunks, tiles, axis, beta2, slack,
     NORM: tl.constexpr, START: tl.constexpr, BLOCK: tl.constexpr,
@@ -94,7 +94,7 @@ def move_kernel(
         tl.store(moved + base + at, x.to(moved.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def vector_kernel(
     G, K, started, counters, size, B, beta2, lam, gamma,
     REFRESH: tl.constexpr, START: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,

@@ -68,7 +68,7 @@ def _store_mirrored(out, tile, i, j, rows, cols, d):
         tl.store(out + cols[:, None] * d + rows[None, :], tl.trans(value), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "largest_count", "trace_count", "other_count"])
 def tangent_kernel(
     X, half, gram, h, sums, largest, trace, other_trace,
     d, r, x_b, x_d, x_r, tiles, largest_count, trace_count, other_count, B, lam, gamma,
@@ -108,7 +108,7 @@ def tangent_kernel(
     tl.store(sums + b * tiles + t, tl.where(i == j, total, 2 * total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def square_kernel(
     h, q, sums, fourths, d, tiles,
     STORE: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
@@ -130,7 +130,7 @@ def square_kernel(
         tl.store(fourths + b * tiles + t, tl.where(i == j, total, 2 * total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def product_kernel(half, P, d, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr):
     """P <- K Kᵀ."""
     b = tl.program_id(0) // tiles
@@ -143,7 +143,7 @@ def product_kernel(half, P, d, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr, E
     _store_mirrored(P + base, value, i, j, rows, cols, d)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "tiles"])
 def narrow_multiply_kernel(
     X, M, out, rows, d, tiles, m_row, m_col, ROWS: tl.constexpr, D: tl.constexpr
 ):
@@ -160,7 +160,7 @@ def narrow_multiply_kernel(
     tl.store(out + at, product.to(out.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "parts"])
 def narrow_gram_kernel(X, sums, rows, d, parts, ROWS: tl.constexpr, D: tl.constexpr):
     """Partial sums of XᵀX for X (b, rows, d) with a narrow last axis, one a part of the rows."""
     b = (tl.program_id(0) // parts).to(tl.int64)
