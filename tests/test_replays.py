@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 import warnings
 
@@ -186,6 +187,24 @@ def test_other_threads_may_use_the_device_while_it_is_recorded(monkeypatch):
         stop.set()
         thread.join()
     assert replayed.graphs == 4
+
+
+def test_a_graph_that_became_garbage_does_not_spoil_the_next(monkeypatch):
+    """Its end is not allowed while another is recorded: the collector has to wait."""
+    eager = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(3):
+                run = Run(monkeypatch, replayed=True)
+                run.optimizer.itself = run.optimizer  # only the collector ends it
+                for x, y in batches(8):
+                    run.backward(x, y)
+                    run.step()
+                assert run.graphs == 4
+    finally:
+        gc.set_threshold(*eager)
 
 
 def test_large_models_keep_no_memory_for_it(monkeypatch):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rootfree.kernels.replay import no_collection
 from rootfree.optimizer import RootFreeOptimizer
 
 # Graphs kept; the one that was not used for longest leaves. Every kind of step needs one.
@@ -109,7 +110,11 @@ class GraphedStep:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         steps = [group.get("step") for group in self._optimizer.param_groups]
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._pool):
+        with (
+            torch.cuda.device(self._device),
+            no_collection(),
+            torch.cuda.graph(graph, pool=self._pool),
+        ):
             self._optimizer.step()
         for group, step in zip(self._optimizer.param_groups, steps, strict=True):
             if step is not None:

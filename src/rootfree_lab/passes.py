@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -89,6 +90,7 @@ class GraphedPasses(Passes):
             raise ConfigError("train.graphs goes with batches of examples, not with a whole graph")
         fixed = Batch(tuple(x.clone() for x in batch.inputs), batch.target.clone())
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        gc.collect()  # graphs of runs before this one: their end would spoil the recording
         with torch.cuda.graph(forward):
             outputs, loss = self._forward(fixed)
         with torch.cuda.graph(backward, pool=forward.pool()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from rootfree.kernels import replay
@@ -79,3 +81,16 @@ def test_what_cannot_be_recorded_runs_as_usual_with_one_warning():
         counts = run(["plain"] * 6, error=RuntimeError("no graphs here"))
     assert len(caught) == 1
     assert counts.done == 6
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collection_waits_and_is_then_as_before(enabled):
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(KeyError), replay.no_collection():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -8,8 +8,10 @@ the user's tensors.
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -81,7 +83,7 @@ class _Recorder:
         here = torch.cuda.current_stream()
         there = _capturing_stream(here.device)
         there.wait_stream(here)
-        with torch.cuda.stream(there):
+        with torch.cuda.stream(there), no_collection():
             # Other threads (a data loader's, a collective's) may go on as they like.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -90,6 +92,18 @@ class _Recorder:
                 graph.capture_end()
         here.wait_stream(there)
         return graph.replay
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection inside: a graph that went then would spoil the one being recorded."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @cache
