@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import rootfree
 from conformance.problems import identical, snapshot
+from rootfree import buckets
 from rootfree.blocks import tiles_of
 from rootfree.buckets import Bucket, Slot
 from rootfree.structures import Dense
@@ -101,6 +102,40 @@ def test_many_parameters_equal_one_optimizer_each(make):
         close(p.detach(), q.detach())
         for key, value in together.state[p].items():
             close(value, alone[i].state[q][key])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_portions_of_a_stack_change_nothing(make, monkeypatch, threads):
+    """Seven blocks at once, or one a thread; one member has no gradient at first."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    results = []
+    for portion in (buckets.PORTION, 1):
+        monkeypatch.setattr(buckets, "PORTION", portion)
+        ps = [nn.Parameter(gradient(i, 3, 4)) for i in range(7)]
+        optimizer = make(ps, update_every=2)
+        for t in range(10):
+            for i, p in enumerate(ps):
+                p.grad = gradient(100 * t + i, 3, 4) if t > 2 or i != 4 else None
+            optimizer.step()
+        results.append((ps, optimizer.state))
+    (ps, state), (qs, other) = results
+    for p, q in zip(ps, qs, strict=True):
+        close(p.detach(), q.detach())
+        for key, value in state[p].items():
+            close(value, other[q][key])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "threads", "rows"),
+    [(5, 2, [2, 2, 1]), (12, 2, [12]), (13, 2, [12, 1]), (4, 8, [4])],
+)
+def test_a_portion_has_as_many_blocks_for_each_thread(monkeypatch, blocks, threads, rows):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    size = 40 if blocks == 5 else 10  # of the larger state, not of the stack
+    monkeypatch.setattr(buckets, "PORTION", 60)
+    stack = torch.zeros(blocks, 2)
+    parts = buckets.portions(stack, {"factor0": torch.zeros(blocks, size)})
+    assert [len(stack[part]) for part in parts] == rows
 
 
 def test_swapped_members_would_be_seen(make):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from rootfree.blocks import Tile
-from rootfree.buckets import Bucket, Slot
+from rootfree.buckets import Bucket, Slot, portions
 from rootfree.curvature import BlockCurvature, Curvature
 from rootfree.gradients import KnownList
 from rootfree.groups import named
@@ -213,8 +213,10 @@ class BlockOptimizer(RootFreeOptimizer):
             if source is not None and refresh:
                 tiles = [(slot.p, slot.tile) for slot in bucket.slots if slot.p in gradients]
                 H = source.blocks(tiles, G, B=group["batch_size"])
-            U = self._direction(group, bucket.structures, state, G, refresh, H)
-            bucket.scatter_(directions, U)
+            for rows in [slice(None)] if H is not None else portions(G, state):
+                part = {name: slab[rows] for name, slab in state.items()}
+                G[rows] = self._direction(group, bucket.structures, part, G[rows], refresh, H)
+            bucket.scatter_(directions, G)
             if refresh:
                 bucket.write_back_(gradients, state)
         us = [directions[p] for p in ps] if source is None else source.parted(directions, ps)

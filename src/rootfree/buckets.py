@@ -19,6 +19,10 @@ from rootfree.structures import Structure
 
 State = Mapping[Tensor, dict[str, Tensor]]
 
+# On a CPU a stack is worked on in portions of about this many elements for each thread: temporaries
+# stay in the cache, and the allocator uses their memory again instead of asking for new pages.
+PORTION = 2**20
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -97,6 +101,16 @@ class Bucket:
             parts = _split(stack, [self.slots[i] for i in present])
             for i, part in zip(present, parts, strict=True):
                 self._views[i][name].copy_(part)
+
+
+def portions(stack: Tensor, state: Mapping[str, Tensor]) -> list[slice]:
+    """Rows of a stack and its state that are worked on together: on a GPU all of them."""
+    if stack.device.type != "cpu":
+        return [slice(None)]
+    largest = max(tensor[0].numel() for tensor in (stack, *state.values()))
+    # Batched products give whole blocks to the threads: as many to each.
+    count = torch.get_num_threads() * max(1, PORTION // largest)
+    return [slice(i, i + count) for i in range(0, len(stack), count)]
 
 
 def _split(stack: Tensor, slots: Sequence[Slot]) -> Sequence[Tensor]:

@@ -57,6 +57,18 @@ def test_apply(case: Case):
 
 
 @every_case
+def test_apply_symmetric(case: Case):
+    """With fewer columns than rows, and with more."""
+    K = case.K_dense
+    for repeats in (1, 3):
+        X, X_dense = case.X.repeat(1, 1, repeats), case.X_dense.repeat(1, 1, repeats)
+        actual = case.structure.apply_symmetric(case.K, X)
+        assert actual.dtype == case.dtype
+        magnitude = K.abs() @ K.mT.abs() @ X_dense.abs()
+        assert_near(actual, K @ K.mT @ X_dense, terms=2 * case.d, magnitude=magnitude)
+
+
+@every_case
 def test_product_stays_in_the_structure(case: Case):
     K, M = case.K_dense, case.M_dense
     packed = case.structure.product(case.K, case.M)
@@ -187,6 +199,7 @@ def _run_everything(case: Case, K: torch.Tensor, M: torch.Tensor, X: torch.Tenso
     s.identity(case.b, dtype=K.dtype, device=K.device)
     s.unpack(s.product(K, M))
     s.apply(K, s.apply_transposed(K, X))
+    s.apply_symmetric(K, X)
     s.project_gram(X)
     s.project_factor_gram(K)
     s.project(X @ X.mT)
@@ -235,6 +248,7 @@ def test_any_size(kind: str, d: int, k: int, b: int):
     case = Case(name, d, b, torch.float64)
     test_packing_loses_nothing(case)
     test_apply(case)
+    test_apply_symmetric(case)
     test_product_stays_in_the_structure(case)
     test_project_gram(case)
     test_project_factor_gram(case)

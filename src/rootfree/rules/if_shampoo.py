@@ -89,10 +89,6 @@ def move_factors_(
 
 def precondition(G: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure]) -> Tensor:
     """U = G with KₙKₙᵀ applied on every axis n."""
-    for n, (K, structure) in enumerate(zip(Ks, structures, strict=True)):
-        G = multiply_axis(G, n, partial(_apply_symmetric, structure, K))
+    for n in reversed(range(len(Ks))):  # the first axis last: the result is contiguous
+        G = multiply_axis(G, n, partial(structures[n].apply_symmetric, Ks[n]))
     return G
-
-
-def _apply_symmetric(structure: Structure, K: Tensor, X: Tensor) -> Tensor:
-    return structure.apply(K, structure.apply_transposed(K, X))

@@ -22,6 +22,7 @@ class Structure(ABC):
 
     Laws, with ⟦K⟧ = unpack(K):
       pack(⟦K⟧) = K                         apply(K, X) = ⟦K⟧X,  apply_transposed(K, X) = ⟦K⟧ᵀX
+      apply_symmetric(K, X) = ⟦K⟧⟦K⟧ᵀX
       ⟦product(K, M)⟧ = ⟦K⟧⟦M⟧              product(identity, K) = product(K, identity) = K
       project_gram(X) = project(XXᵀ)        project_factor_gram(K) = project(⟦K⟧ᵀ⟦K⟧)
       project_congruence(K, U) = project(⟦K⟧ᵀU⟦K⟧), U (b, d, d) symmetric or (b, d) its diagonal
@@ -87,6 +88,10 @@ class Structure(ABC):
     def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
         """``Kᵀ X``, (b, d, r)."""
         return self.unpack(K).mT @ X
+
+    def apply_symmetric(self, K: Tensor, X: Tensor) -> Tensor:
+        """``K Kᵀ X``, (b, d, r)."""
+        return self.apply(K, self.apply_transposed(K, X))
 
     def product(self, K: Tensor, M: Tensor) -> Tensor:
         """``K M``, packed, of two packed matrices."""

@@ -28,6 +28,10 @@ class Dense(Structure):
     def project(self, M: Tensor) -> Tensor:
         return M
 
+    def apply_symmetric(self, K: Tensor, X: Tensor) -> Tensor:
+        # Making K Kᵀ costs d³, a second product with X d²r.
+        return (K @ K.mT) @ X if self.d < X.shape[2] else super().apply_symmetric(K, X)
+
     def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
         M.diagonal(dim1=-2, dim2=-1).add_(value)
         return M

@@ -16,25 +16,15 @@ def schatten8(M: Tensor, *, dtype: torch.dtype) -> Tensor:
 
     Two products in `dtype`, no iteration: a smooth function of M, so that trajectories that differ
     by rounding stay together (an estimate by power iteration drove them apart). What is multiplied
-    has unit Frobenius norm and so fits every dtype.
+    has 1 as its largest entry, so that products of it fit every dtype.
     """
     wide = wide_dtype(M.dtype)
-    size = _frobenius(M)
-    unit = (M.to(wide) / size[..., None, None]).to(dtype)
+    # Not zero: nothing is divided by zero.
+    largest = M.abs().flatten(-2).amax(-1).to(wide).clamp(min=torch.finfo(wide).tiny)
+    unit = (M.to(wide) / largest[..., None, None]).to(dtype)
     gram = unit @ unit.mT if M.shape[-2] <= M.shape[-1] else unit.mT @ unit  # eigenvalues σ²
-    fourth = _root_sum_of_squares(gram)  # (Σσ⁴)^½
-    gram = (gram.to(fourth.dtype) / fourth[..., None, None]).to(dtype)
-    eighth = _root_sum_of_squares(gram @ gram)  # (Σσ⁸)^½ / Σσ⁴
-    return size * (fourth.sqrt() * eighth.pow(0.25)).to(wide) * SLACK
-
-
-def _frobenius(M: Tensor) -> Tensor:
-    # Scaled first, and never below 1e-15: neither squares nor quotients leave the range of a dtype.
-    largest = M.abs().flatten(-2).amax(-1).to(wide_dtype(M.dtype)).clamp(min=1e-15)
-    scaled = M.to(largest.dtype) / largest[..., None, None]
-    return largest * _root_sum_of_squares(scaled).clamp(min=1.0)
-
-
-def _root_sum_of_squares(M: Tensor) -> Tensor:
-    # Zero matrices: no division by zero.
-    return sum_of_squares(M.flatten(-2), dim=-1).sqrt().clamp(min=1e-15)
+    # The largest entry of a positive semi-definite matrix is on its diagonal.
+    top = gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=torch.finfo(dtype).tiny)
+    gram = gram / top[..., None, None]
+    eighth = sum_of_squares((gram @ gram).flatten(-2), dim=-1)  # Σσ⁸ / top⁴
+    return largest * (top.to(wide).sqrt() * eighth.to(wide).pow(0.125)) * SLACK
