@@ -21,7 +21,7 @@ State = Mapping[Tensor, dict[str, Tensor]]
 
 # On a CPU a stack is worked on in portions of about this many elements for each thread: temporaries
 # stay in the cache, and the allocator uses their memory again instead of asking for new pages.
-PORTION = 2**20
+PORTION = 3 * 2**19
 
 
 @dataclass(frozen=True)
