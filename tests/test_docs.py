@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from textwrap import dedent
@@ -86,3 +87,16 @@ def test_readme_names_the_public_optimizers():
     for name in optimizers:
         assert f"| `{name}` |" in readme
     assert len(readme.splitlines()) < 120
+
+
+@pytest.mark.parametrize("name", [n for n in rootfree.__all__ if callable(getattr(rootfree, n))])
+def test_documented_arguments_are_those_of_the_signature(name):
+    """The API reference is built from them, and refuses others."""
+    what = getattr(rootfree, name)
+    documented = re.search(r"Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(what) or "", re.DOTALL)
+    if documented is None:
+        pytest.skip("documents no arguments")
+    given = re.findall(r"^ {4}(\S[^:]*):", documented[1], re.MULTILINE)
+    known = [n for n in inspect.signature(what).parameters if n != "self"]
+    assert given == [n for n in known if n in given]
+    assert given

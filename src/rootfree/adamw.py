@@ -43,7 +43,8 @@ class RFAdamW(RootFreeOptimizer):
         weight_decay: κ, decoupled: multiplied by the step size and the parameter only.
         state_dtype: dtype of s and m, as in :class:`rootfree.RFRMSprop`.
         curvature: where H comes from, as in :class:`rootfree.RFRMSprop`.
-        fused, capturable: as in :class:`rootfree.RFRMSprop`.
+        fused: as in :class:`rootfree.RFRMSprop`.
+        capturable: as in :class:`rootfree.RFRMSprop`.
 
     The defaults were chosen like those of :class:`rootfree.RFRMSprop`, on the same two problems:
     37.8 % test error on the CNN and validation loss 1.61 on the transformer, where AdamW at the
