@@ -207,10 +207,17 @@ def test_a_graph_that_became_garbage_does_not_spoil_the_next(monkeypatch):
         gc.set_threshold(*eager)
 
 
-def test_large_models_keep_no_memory_for_it(monkeypatch):
-    monkeypatch.setattr(blocks, "REPLAYED", 10)
-    run = Run(monkeypatch, replayed=True)
-    for x, y in batches(8):
-        run.backward(x, y)
-        run.step()
-    assert run.graphs == 0
+@pytest.mark.parametrize("groups", [1, 3])
+def test_large_models_keep_no_memory_for_it(monkeypatch, groups):
+    """The whole model counts, not a group of it."""
+    total = sum(p.numel() for p in network().parameters())
+    for limit, graphs in ((total, True), (total - 1, False)):
+        run = Run(monkeypatch, replayed=True)
+        run.limit = limit
+        ps = list(run.model.parameters())
+        parts = [{"params": ps[i::groups]} for i in range(groups)]
+        run.optimizer = rootfree.IFShampoo(parts, **run.options)
+        for x, y in batches(8):
+            run.backward(x, y)
+            run.step()
+        assert (run.graphs > 0) is graphs

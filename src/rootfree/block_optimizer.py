@@ -262,6 +262,8 @@ class BlockOptimizer(RootFreeOptimizer):
         known = ps.known.get("stacks")
         if known is not None and known[0] is buckets:
             return cast("list[tuple[torch.dtype, Stack, list[int]]]", known[1])
+        everything = [p for each in self.param_groups for p in each["params"]]
+        model = sum(p.numel() for p in everything) if self._replayable else None
         present = set(ps)
         by_dtype: dict[torch.dtype, list[Bucket]] = {}
         for bucket in buckets:
@@ -273,7 +275,7 @@ class BlockOptimizer(RootFreeOptimizer):
             members = {slot.p for bucket in chosen for slot in bucket.slots}
             where = [i for i, p in enumerate(ps) if p in members]
             mine = KnownList(ps[i] for i in where)
-            stack = kernel.stack(mine, chosen, replayable=self._replayable)
+            stack = kernel.stack(mine, chosen, model=model)
             stacks.append((dtype, stack, where))
         ps.known["stacks"] = (buckets, stacks)
         return stacks

@@ -26,12 +26,12 @@ from rootfree.kernels.block_table import (
     shares_of,
 )
 from rootfree.kernels.launch import launch, triton_kernels
-from rootfree.kernels.replay import Replays
+from rootfree.kernels.replay import Recorder, Replays
 
 Tensors = list[Tensor]
 
-# Stacks of at most so many elements have their directions replayed from graphs. These hold their
-# temporaries, some five bytes an element; larger stacks keep the device busy without.
+# Models of at most so many elements have their directions replayed from graphs. These hold their
+# temporaries, some five bytes an element; larger models keep the device busy without.
 REPLAYED = 2**25
 
 
@@ -106,11 +106,17 @@ class Stack:
 class FusedBlocks:
     """Gathers and finishes with the kernels of triton_blocks.py."""
 
-    def stack(self, ps: Tensors, buckets: list[Bucket], *, replayable: bool = False) -> Stack:
-        """The stack of these buckets, for the parameters that have gradients."""
+    _recorder: Recorder | None = None  # one for all stacks: they never run at the same time
+
+    def stack(self, ps: Tensors, buckets: list[Bucket], *, model: int | None = None) -> Stack:
+        """The stack of these buckets, for the parameters that have gradients.
+
+        `model`: how many elements the whole model has, where directions may be replayed.
+        """
         stack = _layout(ps, buckets)
-        if replayable and ps[0].is_cuda and stack.elements <= REPLAYED:
-            stack.replays = Replays()
+        if model is not None and model <= REPLAYED and ps[0].is_cuda:
+            self._recorder = self._recorder or Recorder()
+            stack.replays = Replays(self._recorder)
         return stack
 
     def gather_(self, stack: Stack, gs: Tensors, *, dtype: torch.dtype, squares: bool) -> None:

@@ -30,11 +30,11 @@ _MOST_SEEN = 64
 class Replays:
     """Runs work of a few kinds, each recorded when it comes for the third time.
 
-    `record` turns work into a function that does it again; it is the CUDA graph but for tests.
+    `record` turns work into a function that does it again: a `Recorder`, but for tests.
     """
 
-    def __init__(self, record: Callable[[Work], Work] | None = None) -> None:
-        self._record = record or _Recorder()
+    def __init__(self, record: Callable[[Work], Work]) -> None:
+        self._record = record
         self._seen: dict[Hashable, int] = {}
         self._recorded: dict[Hashable, Work] = {}
         self._recordings_left = _MOST_RECORDED
@@ -72,7 +72,7 @@ class Replays:
             return None
 
 
-class _Recorder:
+class Recorder:
     """Records in CUDA graphs that share one pool of memory: they never run at the same time."""
 
     def __init__(self) -> None:
