@@ -92,7 +92,7 @@ class GraphedPasses(Passes):
     @contextmanager
     def _aside(self) -> Iterator[None]:
         """In the stream that will be recorded: libraries tie to it what they set up."""
-        here = torch.cuda.current_stream()
+        here = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
             yield
