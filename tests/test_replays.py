@@ -11,7 +11,15 @@ import pytest
 import torch
 
 import rootfree
-from conformance.problems import BATCH, batches, identical, loss_of, network, snapshot
+from conformance.problems import (
+    BATCH,
+    batches,
+    identical,
+    loss_of,
+    network,
+    nothing_waits,
+    snapshot,
+)
 from rootfree.kernels import blocks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -160,13 +168,9 @@ def test_nothing_waits_once_it_is_recorded(monkeypatch):
     run.backward(x, y)
     for _ in range(8):
         run.step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for _ in range(4):
             run.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_other_threads_may_use_the_device_while_it_is_recorded(monkeypatch):

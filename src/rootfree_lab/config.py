@@ -151,6 +151,11 @@ class TrainConfig:
         _at_least(1, eval_every=self.eval_every)
         _at_least(0, seed=self.seed, context=self.context)
         _in_unit_interval(label_smoothing=self.label_smoothing)
+        if self.graphs and not self.deterministic:
+            raise ValueError(
+                "graphs goes with train.deterministic = true, got false: not all of the fastest "
+                "kernels can be recorded"
+            )
         if self.label_smoothing and self.loss != "cross_entropy":
             raise ValueError(
                 f"label_smoothing goes with the loss 'cross_entropy', "

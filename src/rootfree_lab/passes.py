@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,13 +63,11 @@ class GraphedPasses(Passes):
         self._parameters = list(model.parameters())
         self._steps = 0
         self._recorded: _Recorded | None = None
-        self._stream = torch.cuda.Stream(self._parameters[0].device)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         self._steps += 1
         if self._steps <= _FIRST:
-            with self._aside():
-                return super().forward(batch)
+            return super().forward(batch)
         if self._recorded is None:
             self._recorded = self._record(batch)
         here = self._recorded
@@ -82,33 +78,21 @@ class GraphedPasses(Passes):
 
     def backward(self) -> None:
         if self._recorded is None:
-            with self._aside():
-                super().backward()
+            super().backward()
             return
         self._recorded.graphs[1].replay()
         for p, gradient in zip(self._parameters, self._recorded.gradients, strict=True):
             p.grad = gradient
 
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """In the stream that will be recorded: libraries tie to it what they set up."""
-        here = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
-            yield
-        here.wait_stream(self._stream)
-
     def _record(self, batch: Batch) -> _Recorded:
         """Nothing runs while it is recorded: neither numbers nor statistics change."""
-        if batch.select is not None:
-            raise ConfigError("train.graphs goes with batches of examples, not with a whole graph")
         fixed = Batch(tuple(x.clone() for x in batch.inputs), batch.target.clone())
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         gc.collect()  # graphs of runs before this one: their end would spoil the recording
         try:
-            with torch.cuda.graph(forward, stream=self._stream):
+            with torch.cuda.graph(forward):
                 outputs, loss = self._forward(fixed)
-            with torch.cuda.graph(backward, pool=forward.pool(), stream=self._stream):
+            with torch.cuda.graph(backward, pool=forward.pool()):
                 loss.backward()
         except RuntimeError as error:
             raise ConfigError(

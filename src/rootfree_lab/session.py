@@ -73,6 +73,8 @@ class Session:
         seed_everything(train.seed)
         dataset = _dataset(config.data)
         self.kind: str = dataset.kind
+        if train.graphs and self.kind == "graph":
+            raise ConfigError("train.graphs must be false for graph data, got true")
         self.classifies = dataset.classes > 0 and dataset.kind != "text"
         self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
         unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by

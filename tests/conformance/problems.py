@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,17 @@ def batches(steps: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> It
         x = torch.randn(BATCH, 1, 4, 4, generator=generator)
         y = x.flatten(1)[:, :15].view(BATCH, 3, 5).sum(-1).argmax(1)
         yield x.to(dtype), y
+
+
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Inside, whatever makes the host wait for the GPU is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from conformance.problems import nothing_waits
 from rootfree_lab import session
 from rootfree_lab.compare import compare
 from rootfree_lab.config_files import config_from
@@ -132,12 +133,13 @@ def test_graphs_give_the_same_run_and_so_does_a_resumed_one(tmp_path, task, opti
 
 def test_graphs_are_recorded_and_clipping_sees_their_gradients(tmp_path):
     config = make("cnn", "SGD", graphs=True, clip_norm=1e-3)
-    run = session.Session(config, torch.device("cuda"))
-    run.watch.start()
-    for _ in range(8):
-        before = [p.clone() for p in run.model.parameters()]
-        run.step()
-    run.watch.pause()
+    with deterministic_algorithms(True, torch.device("cuda")):
+        run = session.Session(config, torch.device("cuda"))
+        run.watch.start()
+        for _ in range(8):
+            before = [p.clone() for p in run.model.parameters()]
+            run.step()
+        run.watch.pause()
     assert run._passes._recorded is not None
     moved = [p - q for p, q in zip(run.model.parameters(), before, strict=True)]
     size = torch.stack([d.norm() for d in moved]).norm().item()
@@ -213,13 +215,9 @@ def test_a_step_does_not_wait_for_the_gpu():
     run.watch.start()
     for _ in range(5):
         run.step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for _ in range(5):
             run.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     run.watch.pause()
 
 

@@ -61,6 +61,7 @@ def test_every_kind_of_field_can_be_set(config_file, assignment, read, value):
         ("train.clip_norm=0", ["train.clip_norm", "positive", "0"]),
         ("train.label_smoothing=1.5", ["train.label_smoothing", "[0, 1]", "1.5"]),
         ("train={epochs=1, loss='square', label_smoothing=0.1}", ["label_smoothing", "'square'"]),
+        ("train={epochs=1, graphs=true, deterministic=false}", ["train.graphs", "deterministic"]),
         ("data={name='digits', augment=true, crop='resised'}", ["data.crop", "'resized'"]),
         ("data={name='digits', augment=true, erase=-0.1}", ["data.erase", "[0, 1]", "-0.1"]),
         ("data.erase=0.5", ["data.erase", "data.augment = true", "0.5"]),

@@ -79,6 +79,12 @@ def test_text_needs_a_context(made_up):
         Session(config("made-up text", "gpt_micro", steps=1), torch.device("cpu"))
 
 
+def test_cuda_graphs_are_not_for_graph_data(made_up):
+    """Said before the first step, and on every device."""
+    with pytest.raises(ValueError, match=r"train\.graphs must be false for graph data, got true"):
+        Session(config("made-up graph", "gamlp", steps=1, graphs=True), torch.device("cpu"))
+
+
 def test_graph(tmp_path, made_up):
     model = {"name": "gamlp", "options": {"dropout": 0.0, "hidden": 16}}
     settings = config("made-up graph", model, epochs=30, eval_every=10)
