@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypedDict
 
@@ -26,7 +27,7 @@ class Common(TypedDict, total=False):
     max_update_rms: float | None
 
 
-class MomentumOracle:
+class MomentumOracle(ABC):
     """One parameter under one method: refresh (at steps 0, T, 2T, ...), direction, momentum, step.
 
     The paper's step (update_rms None):   M <- α₁M + U + κW;   W <- W - β₁M
@@ -86,10 +87,10 @@ class MomentumOracle:
             return bool(self.update_every(step))
         return step % self.update_every == 0
 
+    @abstractmethod
     def refresh(self, grad: Array, curvature: Array | None) -> None:
         """Update the preconditioner from the gradient, or from the curvature when it is given."""
-        raise NotImplementedError
 
+    @abstractmethod
     def direction(self, grad: Array) -> Array:
         """U, shaped like the parameter."""
-        raise NotImplementedError
