@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rootfree.blocks import Tile, per_block
 from rootfree.curvature import BlockCurvature, GradientOuterProduct
+from rootfree.halves import joined, split
 from rootfree.kernels import factors
 from rootfree.precision import rounding_counters, working_dtype
 from rootfree.rounding import stochastic_round_
@@ -46,6 +47,17 @@ def factor_state(
     return state
 
 
+def for_kernels(
+    structures: Structures, state: dict[str, Tensor], products: torch.dtype
+) -> dict[str, Tensor]:
+    """The state as the kernels keep it where they know the factors: fp32 matrices in halves."""
+    matrices = len(structures) > 1 and state["factor0"].dtype == torch.float32
+    if matrices and factors.knows(structures, state, products):
+        for n in range(len(structures)):
+            state[f"factor{n}"], state[f"rest{n}"] = split(state[f"factor{n}"])
+    return state
+
+
 def direction(
     group: Group,
     structures: Structures,
@@ -58,6 +70,14 @@ def direction(
 
     H: the curvature; None: B·ggᵀ.
     """
+    if "rest0" in state:  # kept for the kernels, but they do not know what is asked for now
+        whole = joined(state)
+        U = direction(group, structures, whole, G, refresh, H)
+        for n in range(len(structures) if refresh else 0):
+            half, rest = split(whole[f"factor{n}"])
+            state[f"factor{n}"].copy_(half)
+            state[f"rest{n}"].copy_(rest)
+        return U
     half = group["matmul_dtype"] == torch.float16 and G.dtype != torch.float64
     dtype = torch.float16 if half else G.dtype
     G, size = _scaled_for(dtype, G)

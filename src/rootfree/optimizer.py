@@ -184,7 +184,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         for group, ps, gs in work:
             held = next((t for row in self._rows(ps) for t in row.values()), ps[0])
             if held.device != ps[0].device:
-                self._follow_device(ps)
+                self._follow_device(group, ps)
             self._update(group, ps, gs)
         self._end_step()
         if self._curvature is not None:
@@ -242,10 +242,11 @@ class RootFreeOptimizer(Optimizer, ABC):
         rows: list[dict[str, Tensor]] = known[1]
         return rows
 
-    def _follow_device(self, ps: list[Tensor]) -> None:
+    def _follow_device(self, group: Group, ps: list[Tensor]) -> None:
         """The model was moved after the optimizer was made: its state goes along."""
         for p in ps:
-            self.state[p].update({key: t.to(p.device) for key, t in self.state[p].items()})
+            moved = {key: t.to(p.device) for key, t in self.state[p].items()}
+            self.state[p] = dict(self._converted(moved, self._init_state(p, group)))
         self._epoch += 1
 
     @_disable_dynamo
@@ -289,8 +290,9 @@ class RootFreeOptimizer(Optimizer, ABC):
                 if saved is not None:
                     plan.append((p, self._fitting_state(p, values, saved), saved))
         for p, mine, saved in plan:
+            fitting = self._converted(saved, mine)
             for key, tensor in mine.items():
-                tensor.copy_(saved[key])
+                tensor.copy_(fitting[key])
             if mine is not self.state[p]:
                 self.state[p] = mine
                 self._epoch += 1
@@ -304,15 +306,21 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     def _fitting_state(self, p: Tensor, values: Group, saved: Mapping[str, Tensor]) -> Any:
         """State tensors of p that `saved` can be copied into: the ones in use where they fit."""
-        if _shapes(self.state[p]) == _shapes(saved):
+        if _shapes(self.state[p]) == _shapes(self._converted(saved, self.state[p])):
             return self.state[p]
         mine = self._init_state(p, values)  # the checkpoint's options may differ from ours
-        if _shapes(mine) == _shapes(saved):
+        if _shapes(mine) == _shapes(self._converted(saved, mine)):
             return mine
         raise StateMismatchError(
             f"the checkpoint's state {_shapes(saved)} does not fit a parameter of shape "
             f"{tuple(p.shape)}, which needs {_shapes(mine)}"
         )
+
+    def _converted(
+        self, state: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """A state in the form of another: a method may keep the same numbers in several."""
+        return state
 
     # -- what a person sees ------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +17,14 @@ from rootfree.factor_options import (
     INVERSE_FREE_OPTIONS,
     structured_tiles,
 )
-from rootfree.inverse_free import direction, direction_, factor_state, gradient_dtype
+from rootfree.halves import kept_like
+from rootfree.inverse_free import (
+    direction,
+    direction_,
+    factor_state,
+    for_kernels,
+    gradient_dtype,
+)
 from rootfree.optimizer import Group
 from rootfree.precision import working_dtype
 from rootfree.rules import rf_shampoo
@@ -149,7 +157,16 @@ class IFShampoo(BlockOptimizer):
     def _block_state(
         self, p: Tensor, tile: Tile, structures: Structures, group: Group
     ) -> dict[str, Tensor]:
-        return factor_state(p, tile, structures, group, salt=len(self.state))
+        state = factor_state(p, tile, structures, group, salt=len(self.state))
+        products = gradient_dtype(p, structures, group)
+        if group["update_rms"] is None and self._kernel_for(p) is not None:
+            state = for_kernels(structures, state, products)
+        return state
+
+    def _converted(
+        self, state: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        return kept_like(state, other)
 
     def _gradient_dtype(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
         return gradient_dtype(p, structures, group)

@@ -7,7 +7,8 @@ import torch
 
 from kernels.devices import DEVICE, EPS, close, normal, unaligned
 from rootfree.blocks import Tile
-from rootfree.inverse_free import direction, direction_, factor_state
+from rootfree.halves import joined, split
+from rootfree.inverse_free import direction, direction_, factor_state, for_kernels
 from rootfree.kernels import factors
 from rootfree.structures import make_structure
 
@@ -37,7 +38,9 @@ def problem(shape, group):
     view, counts = (BLOCKS * shape[0], *shape[1:]), (BLOCKS, *[1] * (n - 1))
     tile = Tile(view, (0,) * n, counts, shape)
     p = torch.empty(1, device=DEVICE)
-    return structures, factor_state(p, tile, structures, group, salt=1)
+    state = factor_state(p, tile, structures, group, salt=1)
+    products = FP32 if n == 1 else group["matmul_dtype"]
+    return structures, for_kernels(structures, state, products)
 
 
 def gradients(shape, seed, *, scale=1.0, zero=None):
@@ -56,8 +59,12 @@ def steps_of(shape, group, count=3, *, twisted=False, **kind):
     if twisted:
         state["started"].fill_(True)
         for n in range(len(shape)):
-            K = state[f"factor{n}"]
-            K += 0.3 * normal(*K.shape, seed=30 + n).to(K.dtype)
+            K = joined(state)[f"factor{n}"]
+            K = K + 0.3 * normal(*K.shape, seed=30 + n).to(K.dtype)
+            if f"rest{n}" in state:
+                state[f"factor{n}"], state[f"rest{n}"] = split(K)
+            else:
+                state[f"factor{n}"] = K
     for i in range(count):
         refresh = i != 1
         G = gradients(shape, i, **kind)
@@ -68,7 +75,7 @@ def steps_of(shape, group, count=3, *, twisted=False, **kind):
         direction_(group, structures, mine, U, squares, refresh)
         before = {name: t.clone() for name, t in state.items()}
         expected = direction(group, structures, state, G, refresh)
-        yield refresh, before, mine, U, state, expected
+        yield refresh, joined(before), joined(mine), U, joined(state), expected
 
 
 def assert_alike(refresh, before, mine, U, state, expected, *, loose=1.0):
@@ -179,6 +186,7 @@ def test_the_largest_gradients_that_are_not_scaled_down():
         G = torch.full((BLOCKS, 4, 70), size, device=DEVICE).to(BF16)
         direction(group, structures, other, G.clone(), True)
         direction_(group, structures, state, G, None, True)
+        state, other = joined(state), joined(other)
         for name in ("factor0", "factor1"):
             moved = (other[name] - torch.eye(other[name].shape[1], device=DEVICE)).norm()
             assert (state[name] - other[name]).norm() < 3 * EPS * moved
@@ -192,6 +200,7 @@ def test_the_curvature_of_a_large_block_is_limited_before_it_is_averaged():
     G = torch.full((BLOCKS, 160, 160), 1.9e25, device=DEVICE).to(BF16)
     direction(group, structures, other, G.clone(), True)
     direction_(group, structures, state, G, None, True)
+    state, other = joined(state), joined(other)
     moved = (other["factor0"] - torch.eye(160, device=DEVICE)).norm()
     assert (state["factor0"] - other["factor0"]).norm() < 3 * EPS * moved
 

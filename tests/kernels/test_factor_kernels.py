@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kernels.devices import DEVICE, EPS, close, normal, run, zeros
+from rootfree.halves import join, split
 from rootfree.kernels import axis_products
 from rootfree.kernels.factors import _BLOCK
 from rootfree.kernels.launch import triton_kernels
@@ -45,24 +46,36 @@ def test_start(axes):
     assert started.tolist() == [True, False, False, True, True]
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("in_halves", [False, True])
 @pytest.mark.parametrize("start", [False, True])
 @pytest.mark.parametrize("d", [5, 65])
-def test_halve(dtype, start, d):
-    K = normal(B, d, d).to(dtype)
-    before = K.clone()
+def test_trace(in_halves, start, d):
+    before = normal(B, d, d)
+    K, rest = split(before) if in_halves else (before.to(BF16), None)
+    whole = before if in_halves else K.float()
     chunks = -(-d * d // _BLOCK)
-    half, traces = zeros(B, d, d, dtype=BF16), zeros(B, chunks)
+    traces = zeros(B, chunks)
     scales = torch.tensor([1.0, 3.0], device=DEVICE)
     run(
-        FACTORS.halve_kernel, B * chunks, K, half, traces, scales, d * d, chunks,
-        START=start, BLOCK=_BLOCK, num_warps=8,
+        FACTORS.trace_kernel, B * chunks, K, rest if in_halves else K, traces, scales, d * d,
+        chunks, START=start, HALVES=in_halves, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
     factor = scales if start else torch.ones(2, device=DEVICE)
-    expected = before.float() * factor[:, None, None]
-    assert torch.equal(K, expected.to(dtype))
-    assert torch.equal(half, expected.to(BF16))
-    close(traces.sum(1), expected.double().square().sum((1, 2)), rtol=1e-5)
+    expected = whole * factor[:, None, None]
+    assert torch.equal(K, split(expected)[0] if in_halves else expected.to(BF16))
+    if in_halves:
+        assert torch.equal(join(K, rest), expected)
+    close(traces.sum(1), K.double().square().sum((1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, 1.0, math.inf, -math.inf, 1e-42, -3e38, math.nan])
+def test_halves_of_special_numbers(number):
+    """A product of zero moves nothing: what is read is written again."""
+    K, rest = split(torch.full((B, 3, 3), number, device=DEVICE))
+    before, product, sums = (K.clone(), rest.clone()), zeros(B, 3, 3, dtype=BF16), zeros(B, 1)
+    moved(K, rest, product, norm="none", sums=sums, fourths=sums, started=None)
+    assert torch.equal(K.view(torch.int16), before[0].view(torch.int16))
+    assert torch.equal(rest, before[1])
 
 
 @pytest.mark.parametrize("size", [3, _BLOCK + 1])
@@ -87,34 +100,35 @@ def test_large_entries_are_scaled_down_by_a_power_of_two(size, scale):
         assert torch.frexp(unit[0])[0] == 0.5
 
 
-def moved(K, product, *, norm, sums, fourths, started, counters, axis=1, beta2=0.3):
+def moved(K, rest, product, *, norm, sums, fourths, started, counters=None, axis=1, beta2=0.3):
     d = K.shape[1]
-    chunks, q = -(-d * d // _BLOCK), product.clone()
+    chunks = -(-d * d // _BLOCK)
     run(
-        FACTORS.move_kernel, B * chunks, K, q, sums, fourths,
+        FACTORS.move_kernel, B * chunks, K, K if rest is None else rest, product, sums, fourths,
         K if started is None else started, K if counters is None else counters,
         d * d, chunks, sums.shape[1], axis, beta2, SLACK,
-        NORM=norm, START=started is not None, BLOCK=_BLOCK, num_warps=8,
+        NORM=norm, START=started is not None, HALVES=rest is not None, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
-    return q
 
 
 @pytest.mark.parametrize("norm", ["none", "frobenius", "spectral"])
 @pytest.mark.parametrize("d", [5, 65])
 def test_move(norm, d):
-    K, product = normal(B, d, d), halves(B, d, d, seed=1)
+    before, product = normal(B, d, d), halves(B, d, d, seed=1)
+    K, rest = split(before)
     sums, fourths = normal(B, 3, seed=2).square(), normal(B, 3, seed=3).square()
     sums[1] *= 50
-    before = K.clone().double()
-    half = moved(K, product, norm=norm, sums=sums, fourths=fourths, started=None, counters=None)
+    moved(K, rest, product, norm=norm, sums=sums, fourths=fourths, started=None)
     size = torch.ones(B, dtype=FP64, device=DEVICE)
     if norm != "none":
         size = sums.double().sum(1).sqrt()
     if norm == "spectral":
         size = size * fourths.double().sum(1).pow(1 / 8) * SLACK
     step = 0.3 / size.clamp(min=1.0)
-    close(K, before - step[:, None, None] * product.double(), rtol=1e-5, atol=1e-6)
-    assert torch.equal(half, K.to(BF16))
+    whole = join(K, rest)
+    close(whole, before.double() - step[:, None, None] * product.double(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(K, split(whole)[0])
+    close(K, whole, rtol=EPS / 2)
 
 
 def test_move_rounds_like_the_rule():
@@ -124,21 +138,21 @@ def test_move_rounds_like_the_rule():
     # β₂ is a power of two and the norm below one: the step itself is exact.
     expected = K.clone()
     stochastic_round_(expected, K.float() - 0.25 * product.float(), counters + 2)
-    half = moved(
-        K, product, norm="frobenius", sums=sums, fourths=sums, started=None, counters=counters,
-        axis=2, beta2=0.25,
+    moved(
+        K, None, product, norm="frobenius", sums=sums, fourths=sums, started=None,
+        counters=counters, axis=2, beta2=0.25,
     )  # fmt: skip
     assert torch.equal(K, expected)
-    assert torch.equal(half, expected)
 
 
 def test_blocks_that_wait_do_not_move():
-    K, product = normal(B, 5, 5), halves(B, 5, 5, seed=1)
-    before, sums = K.clone(), zeros(B, 1)
+    before, product = normal(B, 5, 5), halves(B, 5, 5, seed=1)
+    (K, rest), sums = split(before), zeros(B, 1)
     started = torch.tensor([False, True], device=DEVICE)
-    moved(K, product, norm="none", sums=sums, fourths=sums, started=started, counters=None)
-    assert torch.equal(K[0], before[0])
-    close(K[1], before[1].double() - 0.3 * product[1].double(), rtol=1e-5, atol=1e-6)
+    moved(K, rest, product, norm="none", sums=sums, fourths=sums, started=started)
+    whole = join(K, rest)
+    assert torch.equal(whole[0], before[0])
+    close(whole[1], before[1].double() - 0.3 * product[1].double(), rtol=1e-5, atol=1e-6)
 
 
 # -- matrix products -------------------------------------------------------------------------

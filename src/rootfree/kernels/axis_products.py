@@ -18,13 +18,13 @@ Site = tuple[Any, ...]
 NARROW = 32
 
 
-def symmetric_product(site: Site, half: Tensor) -> Tensor:
+def symmetric_product(site: Site, K: Tensor) -> Tensor:
     """K Kᵀ."""
-    b, d = half.shape[:2]
+    b, d = K.shape[:2]
     tile, tiles = tiling(d, d)
-    P = torch.empty_like(half)
+    P = torch.empty_like(K)
     kernel = triton_kernels().products.product_kernel
-    launch(kernel, b * tiles, half, P, d, tiles, site=site, **tile)
+    launch(kernel, b * tiles, K, P, d, tiles, site=site, **tile)
     return P
 
 

@@ -1,8 +1,8 @@
 """Dense inverse-free factors on a GPU: matrix products by the vendor's library, the rest fused.
 
 The equations are those of rules/if_shampoo.py with the gradient outer product as curvature; the
-kernels are in triton_factors.py and triton_products.py. Products are in bf16, sums and the factors
-themselves in fp32.
+kernels are in triton_factors.py and triton_products.py. Products are in bf16, sums in fp32, and so
+are the factors: in halves (rootfree/halves.py), of which products take the upper one.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ class Rates:
     norm: str | None
 
 
-def fits(structures: Structures, state: dict[str, Tensor], G: Tensor) -> bool:
-    """Whether the kernels know these factors.
+def knows(structures: Structures, state: dict[str, Tensor], products: torch.dtype) -> bool:
+    """Whether there are kernels for these factors.
 
-    They know two or three dense ones with products in bf16, and a diagonal one on one axis.
+    There are for two or three dense ones with products in bf16, and a diagonal one on one axis.
     """
     kinds = [type(s) for s in structures]
-    dense = kinds in ([Dense] * 2, [Dense] * 3) and G.dtype == torch.bfloat16
-    vector = kinds == [Diagonal] and G.dtype == torch.float32
-    return (
-        (dense or vector)
-        and "tangent0" not in state
-        and state["factor0"].dtype in (torch.float32, torch.bfloat16)
-    )
+    dense = kinds in ([Dense] * 2, [Dense] * 3) and products == torch.bfloat16
+    vector = kinds == [Diagonal] and products == torch.float32
+    return (dense or vector) and "tangent0" not in state
+
+
+def fits(structures: Structures, state: dict[str, Tensor], G: Tensor) -> bool:
+    """Whether they take the state as it is: matrices in halves, or rounded to bf16."""
+    kept = (torch.bfloat16,) if len(structures) > 1 else (torch.float32, torch.bfloat16)
+    return knows(structures, state, G.dtype) and state["factor0"].dtype in kept
 
 
 def direction_(
@@ -86,8 +88,9 @@ def direction_(
             Ks = [rows[f"factor{n}"] for n in range(len(structures))]
             sums = squares[part] if refresh and "started" in rows else None
             site = (*_site(G[part], rows, sums, rates), refresh)
-            halves = _refresh(site, Ks, rows, G[part], sums, rates) if refresh else _halves(Ks)
-            _precondition_(site, G[part], halves)
+            if refresh:
+                _refresh_(site, Ks, rows, G[part], sums, rates)
+            _precondition_(site, G[part], Ks)
     if refresh and "rounding" in state:
         state["rounding"] += len(structures)
 
@@ -119,25 +122,21 @@ def _site(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, rates: Rates
     """What tells the launches of one portion from those of others (see `launch`)."""
     tensors = [G, *state.values(), *([] if sums is None else [sums])]
     return (
-        G.device, G.shape, state["factor0"].dtype, "started" in state,
+        G.device, G.shape, state["factor0"].dtype, "started" in state, "rest0" in state,
         None if sums is None else sums.shape, rates.norm,
         *[t.data_ptr() % 16 for t in tensors],
     )  # fmt: skip
 
 
-def _halves(Ks: list[Tensor]) -> list[Tensor]:
-    return [K if K.dtype == torch.bfloat16 else K.to(torch.bfloat16) for K in Ks]
-
-
-def _refresh(
+def _refresh_(
     site: Site,
     Ks: list[Tensor],
     state: dict[str, Tensor],
     G: Tensor,
     squares: Tensor | None,
     rates: Rates,
-) -> list[Tensor]:
-    """Move the factors; returns them in bf16.  Changes Ks and state["started"]."""
+) -> None:
+    """Move the factors.  Changes state, of which Ks are a part."""
     kernels = triton_kernels().factors
     b, elements = len(G), G[0].numel()
     scales = torch.empty(b, device=G.device)
@@ -146,22 +145,20 @@ def _refresh(
             kernels.start_kernel, b, squares, state["started"], scales,
             squares.shape[1], elements, float(rates.B), site=site, AXES=len(Ks), num_warps=1,
         )  # fmt: skip
-    halves, traces = [], []
+    traces = []
     for n, K in enumerate(Ks):
         size = K[0].numel()
         chunks = -(-size // _BLOCK)
-        half = torch.empty_like(K, dtype=torch.bfloat16)
-        trace = torch.empty(b, chunks, device=K.device)
+        traces.append(torch.empty(b, chunks, device=K.device))
         launch(
-            kernels.halve_kernel, b * chunks, K, half, trace, scales, size, chunks,
-            site=(*site, n), START=squares is not None, BLOCK=_BLOCK, num_warps=8,
+            kernels.trace_kernel, b * chunks, K, state.get(f"rest{n}", K), traces[n], scales, size,
+            chunks, site=(*site, n), START=squares is not None, HALVES=f"rest{n}" in state,
+            BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
-        halves.append(half)
-        traces.append(trace)
     # Ĝ = G with Kⱼᵀ on every axis j
     Ghat = G
-    for n, half in enumerate(halves):
-        Ghat = multiply((*site, n), Ghat, n, half)
+    for n, K in enumerate(Ks):
+        Ghat = multiply((*site, n), Ghat, n, K)
     chunks = -(-elements // _BLOCK)
     largest = torch.empty(b, chunks, device=G.device)
     launch(
@@ -172,39 +169,36 @@ def _refresh(
         kernels.scale_down_kernel, b * chunks, Ghat, largest, elements, chunks,
         site=site, BLOCK=_BLOCK,
     )  # fmt: skip
-    return [
-        _move((*site, n), n, K, halves[n], Ghat, largest, traces, state, rates)
-        for n, K in enumerate(Ks)
-    ]
+    for n, K in enumerate(Ks):
+        _move_((*site, n), n, K, Ghat, largest, traces, state, rates)
 
 
-def _move(
+def _move_(
     site: Site,
     n: int,
     K: Tensor,
-    half: Tensor,
     Ghat: Tensor,
     largest: Tensor,
     traces: list[Tensor],
     state: dict[str, Tensor],
     rates: Rates,
-) -> Tensor:
-    """K <- K(I - β₂ h/max(1, ‖h‖)); returns the new K in bf16.  Changes K."""
+) -> None:
+    """K <- K(I - β₂ h/max(1, ‖h‖)).  Changes K and its rest."""
     kernels = triton_kernels()
     b, d = K.shape[:2]
     X = matricised(Ghat, n)
     r = X.shape[2]
     tile, tiles = tiling(d, r)
     long = r > _LONG * d
-    gram = long_gram(site, X) if long else half
+    gram = long_gram(site, X) if long else K
     others = [trace for j, trace in enumerate(traces) if j != n]
     # λ ∏_{j≠n} 1/dⱼ: the kernel multiplies by the traces of the other factors
     lam = max(rates.lam, LEAST_DAMPING) / r
-    h, q = torch.empty_like(half), torch.empty_like(half)
+    h, q = torch.empty_like(K), torch.empty_like(K)
     sums, fourths = (torch.empty(b, tiles, device=K.device) for _ in range(2))
     launch(
         kernels.products.tangent_kernel,
-        b * tiles, X, half, gram, h, sums, largest, others[0], others[-1],
+        b * tiles, X, K, gram, h, sums, largest, others[0], others[-1],
         d, r, X.stride(0), X.stride(1), X.stride(2), tiles, largest.shape[1],
         others[0].shape[1], others[-1].shape[1], float(rates.B), lam, float(rates.gamma),
         site=site, GRAM=long, OTHERS=len(others), **tile,
@@ -215,25 +209,25 @@ def _move(
         launch(square, *shape, site=(*site, 1), STORE=True, **tile)
         shape = (b * tiles, q, q, sums, fourths, d, tiles)
         launch(square, *shape, site=(*site, 2), STORE=False, **tile)
-    torch.bmm(half, h, out=q)
+    torch.bmm(K, h, out=q)
     chunks = -(-d * d // _BLOCK)
     launch(
         kernels.factors.move_kernel,
-        b * chunks, K, q, sums, fourths, state.get("started", K), state.get("rounding", K),
-        d * d, chunks, tiles, n, float(rates.beta2), SLACK,
-        site=site, NORM=rates.norm or "none", START="started" in state, BLOCK=_BLOCK, num_warps=8,
+        b * chunks, K, state.get(f"rest{n}", K), q, sums, fourths, state.get("started", K),
+        state.get("rounding", K), d * d, chunks, tiles, n, float(rates.beta2), SLACK,
+        site=site, NORM=rates.norm or "none", START="started" in state, HALVES=f"rest{n}" in state,
+        BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
-    return q
 
 
-def _precondition_(site: Site, G: Tensor, halves: list[Tensor]) -> None:
+def _precondition_(site: Site, G: Tensor, Ks: list[Tensor]) -> None:
     """G <- G with KₙKₙᵀ on every axis n, as one product with KₙKₙᵀ where that is less work."""
     U = G
-    for n, half in enumerate(halves):
-        out = G if n == len(halves) - 1 else None
-        d, r = half.shape[1], G[0].numel() // half.shape[1]
+    for n, K in enumerate(Ks):
+        out = G if n == len(Ks) - 1 else None
+        d, r = K.shape[1], G[0].numel() // K.shape[1]
         # A product K Kᵀ, which takes some 0.65 of the time of d³, against a second application.
         if 0.65 * d < r:
-            U = multiply((*site, n), U, n, symmetric_product((*site, n), half), out)
+            U = multiply((*site, n), U, n, symmetric_product((*site, n), K), out)
         else:
-            U = multiply((*site, n), multiply((*site, n), U, n, half), n, half.mT, out)
+            U = multiply((*site, n), multiply((*site, n), U, n, K), n, K.mT, out)

@@ -1,7 +1,7 @@
 """Inverse-free factors: the kernels that go over their elements (rules/if_shampoo.py).
 
-Layout: b blocks of d×d matrices. K: the factor (fp32, or bf16 rounded stochastically); `half`: its
-bf16 copy. Those that multiply matrices are in triton_products.py.
+Layout: b blocks of d×d matrices. K: the factor in bf16, and either `rest`, which makes it fp32 (see
+rootfree/halves.py), or stochastic rounding. Those that multiply matrices are in triton_products.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rootfree.kernels.triton_rounding import round_stochastically
+from rootfree.kernels.triton_rounding import join, round_stochastically, split
 from rootfree.kernels.triton_sums import LARGEST, add_up, root_of, unit_of
 
 
@@ -27,20 +27,28 @@ def start_kernel(squares, started, scales, count, elements, B, AXES: tl.constexp
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def halve_kernel(K, half, traces, scales, size, chunks, START: tl.constexpr, BLOCK: tl.constexpr):
-    """K <- K·scale in blocks that start;  half <- K in bf16;  partial sums of K²."""
+def trace_kernel(
+    K, rest, traces, scales, size, chunks,
+    START: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """K <- K·scale in blocks that start;  partial sums of K²."""
     b = tl.program_id(0) // chunks
     at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     base = b.to(tl.int64) * size
-    x = tl.load(K + base + at, mask, 0.0).to(tl.float32)
+    k = tl.load(K + base + at, mask, 0.0)
     if START:
         scale = tl.load(scales + b)
         if scale != 1:
-            x = x * scale
-            tl.store(K + base + at, x.to(K.dtype.element_ty), mask)
+            if HALVES:
+                x = join(k, tl.load(rest + base + at, mask, 0)) * scale
+                k, left = split(x)
+                tl.store(rest + base + at, left, mask)
+            else:
+                k = (k.to(tl.float32) * scale).to(tl.bfloat16)
+            tl.store(K + base + at, k, mask)
+    x = k.to(tl.float32)
     tl.store(traces + tl.program_id(0), tl.sum(x * x, 0))
-    tl.store(half + base + at, x.to(half.dtype.element_ty), mask)
 
 
 @triton.jit(do_not_specialize=["chunks"])
@@ -66,16 +74,17 @@ def scale_down_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["chunks", "tiles", "axis"])
 def move_kernel(
-    K, moved, sums, fourths, started, counters, size, chunks, tiles, axis, beta2, slack,
-    NORM: tl.constexpr, START: tl.constexpr, BLOCK: tl.constexpr,
+    K, rest, product, sums, fourths, started, counters,
+    size, chunks, tiles, axis, beta2, slack,
+    NORM: tl.constexpr, START: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """K <- K - β₂/max(1, ‖h‖)·K h;  `moved` holds K h, and then the new K in bf16."""
+    """K <- K - β₂/max(1, ‖h‖)·K h;  `product` holds K h."""
     b = tl.program_id(0) // chunks
     at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     base = b.to(tl.int64) * size
-    x = tl.load(K + base + at, mask, 0.0).to(tl.float32)
-    product = tl.load(moved + base + at, mask, 0.0).to(tl.float32)
+    k = tl.load(K + base + at, mask, 0.0)
+    moved = tl.load(product + base + at, mask, 0.0).to(tl.float32)
     norm = tl.zeros((), tl.float32) + 1.0
     if NORM != "none":
         norm = tl.sqrt(add_up(sums, b, tiles))
@@ -84,14 +93,14 @@ def move_kernel(
     step = beta2 / tl.maximum(norm, 1.0)
     if START:  # blocks that wait for their first gradient do not move
         step = tl.where(tl.load(started + b) == 0, 0.0, step)
-    x = x - step * product
-    if K.dtype.element_ty == tl.bfloat16:
-        rounded = round_stochastically(x, at, tl.load(counters + b) + axis)
-        tl.store(K + base + at, rounded, mask)
-        tl.store(moved + base + at, rounded, mask)
+    if HALVES:
+        x = join(k, tl.load(rest + base + at, mask, 0))
+        k, left = split(x - step * moved)
+        tl.store(rest + base + at, left, mask)
     else:
-        tl.store(K + base + at, x, mask)
-        tl.store(moved + base + at, x.to(moved.dtype.element_ty), mask)
+        x = k.to(tl.float32) - step * moved
+        k = round_stochastically(x, at, tl.load(counters + b) + axis)
+    tl.store(K + base + at, k, mask)
 
 
 @triton.jit(do_not_specialize=["size"])

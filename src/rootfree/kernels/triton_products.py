@@ -1,7 +1,7 @@
 """Inverse-free factors, dense: the kernels that multiply matrices.
 
-Layout: b blocks of d×d matrices. `half`: the factor in bf16, which the matrix units read; h: its
-tangent vector; X (b, d, r): Ĝ₍ₙ₎ seen through strides.
+Layout: b blocks of d×d matrices. K: the factor in bf16, which the matrix units read; h: its tangent
+vector; X (b, d, r): Ĝ₍ₙ₎ seen through strides.
 
 Symmetric results are computed for the tiles on and below the diagonal and mirrored: half the work.
 Sums over a block are left as one partial sum a tile (see triton_sums.py).
@@ -70,7 +70,7 @@ def _store_mirrored(out, tile, i, j, rows, cols, d):
 
 @triton.jit(do_not_specialize=["tiles", "largest_count", "trace_count", "other_count"])
 def tangent_kernel(
-    X, half, gram, h, sums, largest, trace, other_trace,
+    X, K, gram, h, sums, largest, trace, other_trace,
     d, r, x_b, x_d, x_r, tiles, largest_count, trace_count, other_count, B, lam, gamma,
     GRAM: tl.constexpr, OTHERS: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
@@ -100,7 +100,7 @@ def tangent_kernel(
         value = _gram_tile(value, X + b.to(tl.int64) * x_b, rows, cols, d, r, x_d, x_r, DEPTH, EVEN)
     # One accumulator for both sums leaves registers for a second program on the processor.
     value = value * (scaled / damping)
-    value = _gram_tile(value, half + base, rows, cols, d, d, 1, d, DEPTH, EVEN) * damping
+    value = _gram_tile(value, K + base, rows, cols, d, d, 1, d, DEPTH, EVEN) * damping
     diagonal = (rows[:, None] == cols[None, :]) & (rows < d)[:, None]
     value = tl.where(diagonal, value - 0.5 * gamma, value)
     _store_mirrored(h + base, value, i, j, rows, cols, d)
@@ -131,7 +131,7 @@ def square_kernel(
 
 
 @triton.jit(do_not_specialize=["tiles"])
-def product_kernel(half, P, d, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr):
+def product_kernel(K, P, d, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr):
     """P <- K Kᵀ."""
     b = tl.program_id(0) // tiles
     i, j = _tile(tl.program_id(0) % tiles)
@@ -139,7 +139,7 @@ def product_kernel(half, P, d, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr, E
     cols = j * TILE + tl.arange(0, TILE)
     base = b.to(tl.int64) * d * d
     value = tl.zeros((TILE, TILE), tl.float32)
-    value = _gram_tile(value, half + base, rows, cols, d, d, d, 1, DEPTH, EVEN)
+    value = _gram_tile(value, K + base, rows, cols, d, d, d, 1, DEPTH, EVEN)
     _store_mirrored(P + base, value, i, j, rows, cols, d)
 
 

@@ -1,4 +1,4 @@
-"""Stochastic rounding inside Triton kernels: bit for bit the noise of rootfree/rounding.py."""
+"""Numbers in fewer bits inside Triton kernels: bit for bit as in rounding.py and halves.py."""
 
 from __future__ import annotations
 
@@ -21,3 +21,19 @@ def round_stochastically(x, index, counter):
     rounded = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
     # The bits of a NaN plus noise may carry out of the exponent and look like zero or infinity.
     return tl.where(x != x, x, rounded).to(tl.bfloat16)
+
+
+@triton.jit
+def split(x):
+    """fp32 `x` as its bf16 neighbour and the rest of its bits (int16)."""
+    bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
+    upper = (bits + 0x8000) >> 16
+    rest = (bits - (upper << 16)).to(tl.int16)
+    return upper.to(tl.int16).to(tl.bfloat16, bitcast=True), rest
+
+
+@triton.jit
+def join(half, rest):
+    """The fp32 number that `split` made these of."""
+    upper = half.to(tl.int16, bitcast=True).to(tl.int32) << 16
+    return (upper + rest.to(tl.int32)).to(tl.float32, bitcast=True)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def selective_scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, *, chunk: int = 64
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, *, chunk: int = 8
 ) -> Tensor:
     """The outputs y: (b, g, d, L).
 

@@ -1,0 +1,135 @@
+"""Float32 in halves: exact, nearest, and the same in checkpoints whichever way factors are kept."""
+
+from __future__ import annotations
+
+import copy
+import struct
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rootfree
+from kernels.devices import DEVICE
+from rootfree.halves import join, joined, kept_like, split
+
+FINITE = st.floats(width=32, allow_nan=False)
+
+
+def bits(x: torch.Tensor) -> list[int]:
+    return x.view(torch.int32).tolist()
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20))
+def test_halves_of_any_bits_join_to_the_same(patterns):
+    numbers = [struct.unpack("<f", struct.pack("<I", n))[0] for n in patterns]
+    x = torch.tensor(numbers, dtype=torch.float32)
+    again = join(*split(x))
+    number = ~x.isnan()
+    assert bits(again[number]) == bits(x[number])
+    assert torch.equal(again.isnan(), x.isnan())
+
+
+@given(st.lists(FINITE, min_size=1, max_size=20))
+def test_the_upper_half_is_the_nearest_bf16_number(numbers):
+    x = torch.tensor(numbers, dtype=torch.float32)
+    half, _ = split(x)
+    nearest = x.to(torch.bfloat16).double()
+    infinite = nearest.isinf()
+    assert torch.equal(half[infinite].double(), nearest[infinite])
+    off, least = ((t.double() - x.double()).abs()[~infinite] for t in (half, nearest))
+    assert torch.equal(off, least)  # the numbers themselves may differ where two are as near
+
+
+@pytest.mark.parametrize("pattern", [0x7FFFFFFF, 0x7F800001, -1, 0x7FC00000])
+def test_not_a_number_is_seen_in_the_upper_half(pattern):
+    x = torch.tensor([pattern], dtype=torch.int32).view(torch.float32)
+    assert split(x)[0].isnan()
+
+
+def test_a_state_in_the_form_of_another():
+    K, started = torch.randn(2, 3, 3), torch.ones(2, dtype=torch.bool)
+    half, rest = split(K)
+    whole = {"block0.factor1": K, "block0.started": started}
+    halves = {"block0.factor1": half, "block0.rest1": rest, "block0.started": started}
+    assert kept_like(whole, whole) is whole
+    assert kept_like(halves, halves) is halves
+    for state in (kept_like(halves, whole), joined(halves)):
+        assert state.keys() == whole.keys()
+        assert torch.equal(state["block0.factor1"], K)
+    state = kept_like(whole, halves)
+    assert state.keys() == halves.keys()
+    assert all(torch.equal(state[key], halves[key]) for key in halves)
+    # What was rounded already has no rest to be found again.
+    rounded = {**whole, "block0.factor1": half}
+    assert kept_like(rounded, halves).keys() == whole.keys()
+
+
+OPTIONS = {"batch_size": 8, "block_size": 8, "matmul_dtype": torch.bfloat16}
+
+
+def trained(fused, steps, **options):
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(6, 10, device=DEVICE))
+    optimizer = rootfree.IFShampoo([p], fused=fused, **{**OPTIONS, **options})
+    run(optimizer, range(steps))
+    return p, optimizer
+
+
+def run(optimizer, steps):
+    (p,) = optimizer.param_groups[0]["params"]
+    for i in steps:
+        torch.manual_seed(10 + i)
+        p.grad = torch.randn_like(p)
+        optimizer.step()
+
+
+def test_kernels_keep_matrices_in_halves_and_nothing_else_does():
+    for fused, options, kept in (
+        (True, {}, True),
+        (True, {"factor_dtype": torch.float32}, True),
+        (False, {}, False),
+        (True, {"update_rms": 0.2}, False),
+        (True, {"factor_dtype": torch.bfloat16}, False),
+        (True, {"riemannian_momentum": 0.5}, False),
+        (True, {"structure": "diagonal"}, False),
+        (True, {"matmul_dtype": torch.float32}, False),
+    ):
+        p, optimizer = trained(fused, 1, **options)
+        assert ("block0.rest0" in optimizer.state[p]) == kept, options
+
+
+@pytest.mark.parametrize("source", [True, False])
+def test_a_checkpoint_goes_from_one_form_to_the_other_exactly(source):
+    """Also one that was written before there were halves."""
+    p, optimizer = trained(source, 3)
+    q, other = trained(not source, 0)
+    storage = [t.data_ptr() for t in other.state[q].values()]
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert [t.data_ptr() for t in other.state[q].values()] == storage
+    mine, its = joined(optimizer.state[p]), joined(other.state[q])
+    assert mine.keys() == its.keys()
+    assert all(torch.equal(mine[key], its[key]) for key in mine)
+    assert not torch.equal(mine["block0.factor0"], mine["block0.factor0"].bfloat16().float())
+    # There and back: the run goes on as if nothing had happened.
+    r, third = trained(source, 0)
+    third.load_state_dict(copy.deepcopy(other.state_dict()))
+    with torch.no_grad():
+        r.copy_(p)
+    run(optimizer, range(3, 5))
+    run(third, range(3, 5))
+    assert torch.equal(p, r)
+
+
+def test_what_the_kernels_do_not_know_works_on_halves_too():
+    """update_rms is turned on later: the rules run on the factors as they are kept."""
+    runs = [trained(fused, 0) for fused in (True, False)]
+    for _, optimizer in runs:
+        optimizer.param_groups[0]["update_rms"] = 0.2
+        run(optimizer, range(3))
+    (p, optimizer), (q, other) = runs
+    assert "block0.rest0" in optimizer.state[p]
+    assert torch.equal(p, q)
+    mine = joined(optimizer.state[p])
+    assert all(torch.equal(mine[key], other.state[q][key]) for key in mine)
