@@ -60,10 +60,23 @@ def test_bf16_products_follow_fp32():
 
 
 def test_state_follows_a_model_that_is_moved_later():
-    model = network()
+    """There and back; on the GPU the factors are kept as they are where it was made there."""
+    model, other = network(), network().cuda()
     optimizer = rootfree.IFShampoo(model.parameters(), batch_size=32)
-    model.to("cuda")
-    x, y = next(iter(batches(1)))
-    loss_of(model, x.cuda(), y.cuda()).backward()
-    optimizer.step()
-    assert {t.device.type for s in optimizer.state.values() for t in s.values()} == {"cuda"}
+    there = rootfree.IFShampoo(other.parameters(), batch_size=32)
+    keys = [list(state) for state in optimizer.state.values()]
+    for device in ("cuda", "cpu"):
+        model.to(device)
+        other.to(device)
+        x, y = (t.to(device) for t in next(iter(batches(1))))
+        for each, its in ((model, optimizer), (other, there)):
+            its.zero_grad()
+            loss_of(each, x, y).backward()
+            its.step()
+        states = [state for state in optimizer.state.values()]
+        assert {t.device.type for state in states for t in state.values()} == {device}
+        for mine, its in zip(states, there.state.values(), strict=True):
+            assert mine.keys() == its.keys()
+            assert all(torch.equal(mine[key], its[key]) for key in mine)
+        assert any("block0.rest0" in state for state in states) == (device == "cuda")
+    assert [sorted(state) for state in states] == [sorted(each) for each in keys]
