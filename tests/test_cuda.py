@@ -73,7 +73,7 @@ def test_state_follows_a_model_that_is_moved_later():
             its.zero_grad()
             loss_of(each, x, y).backward()
             its.step()
-        states = [state for state in optimizer.state.values()]
+        states = list(optimizer.state.values())
         assert {t.device.type for state in states for t in state.values()} == {device}
         for mine, its in zip(states, there.state.values(), strict=True):
             assert mine.keys() == its.keys()
