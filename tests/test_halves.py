@@ -50,9 +50,9 @@ def test_not_a_number_is_seen_in_the_upper_half(pattern):
 
 def test_a_state_in_the_form_of_another():
     K, started = torch.randn(2, 3, 3), torch.ones(2, dtype=torch.bool)
-    half, rest = split(K)
+    upper, lower = split(K)
     whole = {"block0.factor1": K, "block0.started": started}
-    halves = {"block0.factor1": half, "block0.rest1": rest, "block0.started": started}
+    halves = {"block0.upper1": upper, "block0.lower1": lower, "block0.started": started}
     assert kept_like(whole, whole) is whole
     assert kept_like(halves, halves) is halves
     for state in (kept_like(halves, whole), joined(halves)):
@@ -62,7 +62,7 @@ def test_a_state_in_the_form_of_another():
     assert state.keys() == halves.keys()
     assert all(torch.equal(state[key], halves[key]) for key in halves)
     # What was rounded already has no rest to be found again.
-    rounded = {**whole, "block0.factor1": half}
+    rounded = {**whole, "block0.factor1": upper}
     assert kept_like(rounded, halves).keys() == whole.keys()
 
 
@@ -97,7 +97,7 @@ def test_kernels_keep_matrices_in_halves_and_nothing_else_does():
         (True, {"matmul_dtype": torch.float32}, False),
     ):
         p, optimizer = trained(fused, 1, **options)
-        assert ("block0.rest0" in optimizer.state[p]) == kept, options
+        assert ("block0.upper0" in optimizer.state[p]) == kept, options
 
 
 @pytest.mark.parametrize("source", [True, False])
@@ -129,7 +129,25 @@ def test_what_the_kernels_do_not_know_works_on_halves_too():
         optimizer.param_groups[0]["update_rms"] = 0.2
         run(optimizer, range(3))
     (p, optimizer), (q, other) = runs
-    assert "block0.rest0" in optimizer.state[p]
+    assert "block0.upper0" in optimizer.state[p]
     assert torch.equal(p, q)
     mine = joined(optimizer.state[p])
     assert all(torch.equal(mine[key], other.state[q][key]) for key in mine)
+
+
+@pytest.mark.parametrize("source", [True, False])
+def test_distributed_checkpoints_never_take_one_form_for_the_other(source, tmp_path):
+    """They copy by name into what is there, and would round fp32 factors to their upper halves."""
+    import torch.distributed.checkpoint as dcp
+
+    p, optimizer = trained(source, 3)
+    dcp.save({"optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    q, same = trained(source, 0)
+    loaded = {"optimizer": same.state_dict()}
+    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    same.load_state_dict(loaded["optimizer"])
+    assert all(torch.equal(t, same.state[q][key]) for key, t in optimizer.state[p].items())
+    _, other = trained(not source, 0)
+    missing = "factor0" if source else "upper0"
+    with pytest.raises(dcp.CheckpointException, match=f"Missing key.*{missing}"):
+        dcp.load({"optimizer": other.state_dict()}, checkpoint_id=tmp_path, no_dist=True)

@@ -19,36 +19,43 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (fp32) as its neighbours (bf16) and the rest (int16)."""
     bits = torch.where(x.isnan(), _NAN, x.contiguous().view(torch.int32))
     upper = (bits + 0x8000) >> 16
-    rest = bits - (upper << 16)
-    return upper.to(torch.int16).view(torch.bfloat16), rest.to(torch.int16)
+    lower = bits - (upper << 16)
+    return upper.to(torch.int16).view(torch.bfloat16), lower.to(torch.int16)
 
 
-def join(half: Tensor, rest: Tensor) -> Tensor:
+def join(upper: Tensor, lower: Tensor) -> Tensor:
     """The fp32 numbers that `split` made these of."""
-    upper = half.contiguous().view(torch.int16).to(torch.int32)
-    return ((upper << 16) + rest.to(torch.int32)).view(torch.float32)
+    bits = upper.contiguous().view(torch.int16).to(torch.int32) << 16
+    return (bits + lower.to(torch.int32)).view(torch.float32)
 
 
 def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state with its factors in one piece: those whose rests are in it."""
+    """A state with its factors in one piece."""
     whole = dict(state)
-    for key, factor in _rests(state).items():
-        whole[factor] = join(state[factor], whole.pop(key))
+    for upper, lower, factor in _halved(state):
+        whole[factor] = join(whole.pop(upper), whole.pop(lower))
     return whole
 
 
 def kept_like(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """A state with its factors in halves or in one piece, as `other` has them."""
-    if _rests(state) == _rests(other):
+    if _halved(state) == _halved(other):
         return state
     result = joined(state)
-    for key, factor in _rests(other).items():
+    for upper, lower, factor in _halved(other):
         if factor in result and result[factor].dtype == torch.float32:
-            result[factor], result[key] = split(result[factor])
+            result[upper], result[lower] = split(result.pop(factor))
     return result
 
 
-def _rests(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Keys of rests, with those of their factors: block0.rest1 -> block0.factor1."""
-    parts = {key: key.rpartition("rest") for key in state if "rest" in key}
-    return {key: f"{prefix}factor{axis}" for key, (prefix, _, axis) in parts.items()}
+def _halved(state: Mapping[str, Tensor]) -> set[tuple[str, str, str]]:
+    """Keys of the halves of each factor, and its own: block0.upper1, block0.lower1, block0.factor1.
+
+    A factor in halves has another name than one in one piece, so that nobody takes one for the
+    other: what reads tensors by their names alone (a distributed checkpoint) fails instead.
+    """
+    return {
+        (key, key.replace("upper", "lower"), key.replace("upper", "factor"))
+        for key in state
+        if "upper" in key
+    }

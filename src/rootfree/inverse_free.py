@@ -54,7 +54,7 @@ def for_kernels(
     matrices = len(structures) > 1 and state["factor0"].dtype == torch.float32
     if matrices and factors.knows(structures, state, products):
         for n in range(len(structures)):
-            state[f"factor{n}"], state[f"rest{n}"] = split(state[f"factor{n}"])
+            state[f"upper{n}"], state[f"lower{n}"] = split(state.pop(f"factor{n}"))
     return state
 
 
@@ -70,13 +70,13 @@ def direction(
 
     H: the curvature; None: B·ggᵀ.
     """
-    if "rest0" in state:  # kept for the kernels, but they do not know what is asked for now
+    if "upper0" in state:  # kept for the kernels, but they do not know what is asked for now
         whole = joined(state)
         U = direction(group, structures, whole, G, refresh, H)
         for n in range(len(structures) if refresh else 0):
-            half, rest = split(whole[f"factor{n}"])
-            state[f"factor{n}"].copy_(half)
-            state[f"rest{n}"].copy_(rest)
+            upper, lower = split(whole[f"factor{n}"])
+            state[f"upper{n}"].copy_(upper)
+            state[f"lower{n}"].copy_(lower)
         return U
     half = group["matmul_dtype"] == torch.float16 and G.dtype != torch.float64
     dtype = torch.float16 if half else G.dtype

@@ -61,8 +61,8 @@ def steps_of(shape, group, count=3, *, twisted=False, **kind):
         for n in range(len(shape)):
             K = joined(state)[f"factor{n}"]
             K = K + 0.3 * normal(*K.shape, seed=30 + n).to(K.dtype)
-            if f"rest{n}" in state:
-                state[f"factor{n}"], state[f"rest{n}"] = split(K)
+            if f"upper{n}" in state:
+                state[f"upper{n}"], state[f"lower{n}"] = split(K)
             else:
                 state[f"factor{n}"] = K
     for i in range(count):
@@ -153,6 +153,7 @@ def test_a_block_without_gradient_does_not_start(shape):
     direction_(group, structures, state, G, G.double().flatten(1).square(), True)
     assert state["started"].tolist() == [True, False]
     assert not G[1].any()
+    state, before = joined(state), joined(before)
     for n in range(len(shape)):
         assert torch.equal(state[f"factor{n}"][1], before[f"factor{n}"][1])
         assert not torch.equal(state[f"factor{n}"][0], before[f"factor{n}"][0])

@@ -51,31 +51,31 @@ def test_start(axes):
 @pytest.mark.parametrize("d", [5, 65])
 def test_trace(in_halves, start, d):
     before = normal(B, d, d)
-    K, rest = split(before) if in_halves else (before.to(BF16), None)
+    K, lower = split(before) if in_halves else (before.to(BF16), None)
     whole = before if in_halves else K.float()
     chunks = -(-d * d // _BLOCK)
     traces = zeros(B, chunks)
     scales = torch.tensor([1.0, 3.0], device=DEVICE)
     run(
-        FACTORS.trace_kernel, B * chunks, K, rest if in_halves else K, traces, scales, d * d,
+        FACTORS.trace_kernel, B * chunks, K, lower if in_halves else K, traces, scales, d * d,
         chunks, START=start, HALVES=in_halves, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
     factor = scales if start else torch.ones(2, device=DEVICE)
     expected = whole * factor[:, None, None]
     assert torch.equal(K, split(expected)[0] if in_halves else expected.to(BF16))
     if in_halves:
-        assert torch.equal(join(K, rest), expected)
+        assert torch.equal(join(K, lower), expected)
     close(traces.sum(1), K.double().square().sum((1, 2)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("number", [0.0, -0.0, 1.0, math.inf, -math.inf, 1e-42, -3e38, math.nan])
 def test_halves_of_special_numbers(number):
     """A product of zero moves nothing: what is read is written again."""
-    K, rest = split(torch.full((B, 3, 3), number, device=DEVICE))
-    before, product, sums = (K.clone(), rest.clone()), zeros(B, 3, 3, dtype=BF16), zeros(B, 1)
-    moved(K, rest, product, norm="none", sums=sums, fourths=sums, started=None)
+    K, lower = split(torch.full((B, 3, 3), number, device=DEVICE))
+    before, product, sums = (K.clone(), lower.clone()), zeros(B, 3, 3, dtype=BF16), zeros(B, 1)
+    moved(K, lower, product, norm="none", sums=sums, fourths=sums, started=None)
     assert torch.equal(K.view(torch.int16), before[0].view(torch.int16))
-    assert torch.equal(rest, before[1])
+    assert torch.equal(lower, before[1])
 
 
 @pytest.mark.parametrize("size", [3, _BLOCK + 1])
@@ -100,14 +100,14 @@ def test_large_entries_are_scaled_down_by_a_power_of_two(size, scale):
         assert torch.frexp(unit[0])[0] == 0.5
 
 
-def moved(K, rest, product, *, norm, sums, fourths, started, counters=None, axis=1, beta2=0.3):
+def moved(K, lower, product, *, norm, sums, fourths, started, counters=None, axis=1, beta2=0.3):
     d = K.shape[1]
     chunks = -(-d * d // _BLOCK)
     run(
-        FACTORS.move_kernel, B * chunks, K, K if rest is None else rest, product, sums, fourths,
+        FACTORS.move_kernel, B * chunks, K, K if lower is None else lower, product, sums, fourths,
         K if started is None else started, K if counters is None else counters,
         d * d, chunks, sums.shape[1], axis, beta2, SLACK,
-        NORM=norm, START=started is not None, HALVES=rest is not None, BLOCK=_BLOCK, num_warps=8,
+        NORM=norm, START=started is not None, HALVES=lower is not None, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
@@ -115,17 +115,17 @@ def moved(K, rest, product, *, norm, sums, fourths, started, counters=None, axis
 @pytest.mark.parametrize("d", [5, 65])
 def test_move(norm, d):
     before, product = normal(B, d, d), halves(B, d, d, seed=1)
-    K, rest = split(before)
+    K, lower = split(before)
     sums, fourths = normal(B, 3, seed=2).square(), normal(B, 3, seed=3).square()
     sums[1] *= 50
-    moved(K, rest, product, norm=norm, sums=sums, fourths=fourths, started=None)
+    moved(K, lower, product, norm=norm, sums=sums, fourths=fourths, started=None)
     size = torch.ones(B, dtype=FP64, device=DEVICE)
     if norm != "none":
         size = sums.double().sum(1).sqrt()
     if norm == "spectral":
         size = size * fourths.double().sum(1).pow(1 / 8) * SLACK
     step = 0.3 / size.clamp(min=1.0)
-    whole = join(K, rest)
+    whole = join(K, lower)
     close(whole, before.double() - step[:, None, None] * product.double(), rtol=1e-5, atol=1e-6)
     assert torch.equal(K, split(whole)[0])
     close(K, whole, rtol=EPS / 2)
@@ -147,10 +147,10 @@ def test_move_rounds_like_the_rule():
 
 def test_blocks_that_wait_do_not_move():
     before, product = normal(B, 5, 5), halves(B, 5, 5, seed=1)
-    (K, rest), sums = split(before), zeros(B, 1)
+    (K, lower), sums = split(before), zeros(B, 1)
     started = torch.tensor([False, True], device=DEVICE)
-    moved(K, rest, product, norm="none", sums=sums, fourths=sums, started=started)
-    whole = join(K, rest)
+    moved(K, lower, product, norm="none", sums=sums, fourths=sums, started=started)
+    whole = join(K, lower)
     assert torch.equal(whole[0], before[0])
     close(whole[1], before[1].double() - 0.3 * product[1].double(), rtol=1e-5, atol=1e-6)
 

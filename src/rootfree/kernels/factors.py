@@ -60,7 +60,7 @@ def knows(structures: Structures, state: dict[str, Tensor], products: torch.dtyp
 def fits(structures: Structures, state: dict[str, Tensor], G: Tensor) -> bool:
     """Whether they take the state as it is: matrices in halves, or rounded to bf16."""
     kept = (torch.bfloat16,) if len(structures) > 1 else (torch.float32, torch.bfloat16)
-    return knows(structures, state, G.dtype) and state["factor0"].dtype in kept
+    return knows(structures, state, G.dtype) and _operand(state, 0).dtype in kept
 
 
 def direction_(
@@ -85,7 +85,7 @@ def direction_(
         for i in range(0, len(G), portion):
             part = slice(i, i + portion)
             rows = {name: slab[part] for name, slab in state.items()}
-            Ks = [rows[f"factor{n}"] for n in range(len(structures))]
+            Ks = [_operand(rows, n) for n in range(len(structures))]
             sums = squares[part] if refresh and "started" in rows else None
             site = (*_site(G[part], rows, sums, rates), refresh)
             if refresh:
@@ -122,10 +122,15 @@ def _site(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, rates: Rates
     """What tells the launches of one portion from those of others (see `launch`)."""
     tensors = [G, *state.values(), *([] if sums is None else [sums])]
     return (
-        G.device, G.shape, state["factor0"].dtype, "started" in state, "rest0" in state,
+        G.device, G.shape, _operand(state, 0).dtype, "started" in state, "upper0" in state,
         None if sums is None else sums.shape, rates.norm,
         *[t.data_ptr() % 16 for t in tensors],
     )  # fmt: skip
+
+
+def _operand(state: dict[str, Tensor], n: int) -> Tensor:
+    """The factor as products take it: its upper half, where it is in halves."""
+    return state[f"upper{n}" if f"upper{n}" in state else f"factor{n}"]
 
 
 def _refresh_(
@@ -151,8 +156,8 @@ def _refresh_(
         chunks = -(-size // _BLOCK)
         traces.append(torch.empty(b, chunks, device=K.device))
         launch(
-            kernels.trace_kernel, b * chunks, K, state.get(f"rest{n}", K), traces[n], scales, size,
-            chunks, site=(*site, n), START=squares is not None, HALVES=f"rest{n}" in state,
+            kernels.trace_kernel, b * chunks, K, state.get(f"lower{n}", K), traces[n], scales, size,
+            chunks, site=(*site, n), START=squares is not None, HALVES=f"lower{n}" in state,
             BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
     # Ĝ = G with Kⱼᵀ on every axis j
@@ -183,7 +188,7 @@ def _move_(
     state: dict[str, Tensor],
     rates: Rates,
 ) -> None:
-    """K <- K(I - β₂ h/max(1, ‖h‖)).  Changes K and its rest."""
+    """K <- K(I - β₂ h/max(1, ‖h‖)).  Changes K and its lower half."""
     kernels = triton_kernels()
     b, d = K.shape[:2]
     X = matricised(Ghat, n)
@@ -213,9 +218,9 @@ def _move_(
     chunks = -(-d * d // _BLOCK)
     launch(
         kernels.factors.move_kernel,
-        b * chunks, K, state.get(f"rest{n}", K), q, sums, fourths, state.get("started", K),
+        b * chunks, K, state.get(f"lower{n}", K), q, sums, fourths, state.get("started", K),
         state.get("rounding", K), d * d, chunks, tiles, n, float(rates.beta2), SLACK,
-        site=site, NORM=rates.norm or "none", START="started" in state, HALVES=f"rest{n}" in state,
+        site=site, NORM=rates.norm or "none", START="started" in state, HALVES=f"lower{n}" in state,
         BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 

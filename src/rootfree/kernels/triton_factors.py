@@ -1,7 +1,8 @@
 """Inverse-free factors: the kernels that go over their elements (rules/if_shampoo.py).
 
-Layout: b blocks of d×d matrices. K: the factor in bf16, and either `rest`, which makes it fp32 (see
-rootfree/halves.py), or stochastic rounding. Those that multiply matrices are in triton_products.py.
+Layout: b blocks of d×d matrices. K: the factor in bf16, and either its `lower` half, which makes it
+fp32 (see rootfree/halves.py), or stochastic rounding. Those that multiply matrices are in
+triton_products.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def start_kernel(squares, started, scales, count, elements, B, AXES: tl.constexp
 
 @triton.jit(do_not_specialize=["chunks"])
 def trace_kernel(
-    K, rest, traces, scales, size, chunks,
+    K, lower, traces, scales, size, chunks,
     START: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """K <- K·scale in blocks that start;  partial sums of K²."""
@@ -41,9 +42,9 @@ def trace_kernel(
         scale = tl.load(scales + b)
         if scale != 1:
             if HALVES:
-                x = join(k, tl.load(rest + base + at, mask, 0)) * scale
+                x = join(k, tl.load(lower + base + at, mask, 0)) * scale
                 k, left = split(x)
-                tl.store(rest + base + at, left, mask)
+                tl.store(lower + base + at, left, mask)
             else:
                 k = (k.to(tl.float32) * scale).to(tl.bfloat16)
             tl.store(K + base + at, k, mask)
@@ -74,7 +75,7 @@ def scale_down_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["chunks", "tiles", "axis"])
 def move_kernel(
-    K, rest, product, sums, fourths, started, counters,
+    K, lower, product, sums, fourths, started, counters,
     size, chunks, tiles, axis, beta2, slack,
     NORM: tl.constexpr, START: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -94,9 +95,9 @@ def move_kernel(
     if START:  # blocks that wait for their first gradient do not move
         step = tl.where(tl.load(started + b) == 0, 0.0, step)
     if HALVES:
-        x = join(k, tl.load(rest + base + at, mask, 0))
+        x = join(k, tl.load(lower + base + at, mask, 0))
         k, left = split(x - step * moved)
-        tl.store(rest + base + at, left, mask)
+        tl.store(lower + base + at, left, mask)
     else:
         x = k.to(tl.float32) - step * moved
         k = round_stochastically(x, at, tl.load(counters + b) + axis)

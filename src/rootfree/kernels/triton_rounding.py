@@ -25,15 +25,15 @@ def round_stochastically(x, index, counter):
 
 @triton.jit
 def split(x):
-    """fp32 `x` as its bf16 neighbour and the rest of its bits (int16)."""
+    """fp32 `x` as its bf16 neighbour, and the rest of its bits (int16)."""
     bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
     upper = (bits + 0x8000) >> 16
-    rest = (bits - (upper << 16)).to(tl.int16)
-    return upper.to(tl.int16).to(tl.bfloat16, bitcast=True), rest
+    lower = (bits - (upper << 16)).to(tl.int16)
+    return upper.to(tl.int16).to(tl.bfloat16, bitcast=True), lower
 
 
 @triton.jit
-def join(half, rest):
+def join(upper, lower):
     """The fp32 number that `split` made these of."""
-    upper = half.to(tl.int16, bitcast=True).to(tl.int32) << 16
-    return (upper + rest.to(tl.int32)).to(tl.float32, bitcast=True)
+    bits = upper.to(tl.int16, bitcast=True).to(tl.int32) << 16
+    return (bits + lower.to(tl.int32)).to(tl.float32, bitcast=True)

@@ -13,7 +13,8 @@ It is the rule written as plain products. Symmetric products need half of theirs
 half of the direction, so a step can be a little faster than this floor; norms are not counted.
 
 Bytes: parameters and gradients are read, parameters written; momenta and diagonal preconditioners
-are read and written; factors are read in every step and written on refresh. Nothing else moves.
+are read and written; factors are read in every step (of those in halves the upper ones), and read
+and written whole on refresh. Nothing else moves.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from rootfree_lab.bench.contenders import Built
 
-_FACTOR = re.compile(r"(block\d+)\.factor(\d+)\Z")
+_FACTOR = re.compile(r"(block\d+)\.(?:factor|upper)(\d+)\Z")
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,15 @@ def elementwise(built: Built) -> Work:
 def inverse_free(built: Built) -> Work | None:
     """Our inverse-free Shampoo, from the factors in its state; None if they are kept otherwise."""
     (optimizer,) = built.optimizers
-    refresh = plain = held = 0.0
+    refresh = plain = held = lower = 0.0
     for p in built.parameters:
         blocks: dict[str, list[Tensor]] = {}
         for key, tensor in optimizer.state[p].items():
             found = _FACTOR.match(key)
             if found:
                 blocks.setdefault(found[1], []).append(tensor)
+            elif ".lower" in key:  # products do without
+                lower += tensor.numel() * tensor.element_size()
         for factors in blocks.values():
             sizes = [int(K.shape[1]) for K in factors]
             dense = [K.dim() == 3 for K in factors]
@@ -80,7 +83,7 @@ def inverse_free(built: Built) -> Work | None:
     dtype = optimizer.param_groups[0].get("matmul_dtype")
     if dtype is None:
         dtype = torch.bfloat16 if built.parameters[0].is_cuda else torch.float32
-    return Work(moved + 2 * held, moved + held, refresh, plain, dtype)
+    return Work(moved + 2 * (held + lower), moved + held, refresh, plain, dtype)
 
 
 def published_inverse_free(built: Built, dtype: torch.dtype) -> Work:

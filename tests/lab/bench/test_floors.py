@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+import rootfree
+from kernels.devices import DEVICE
 from rootfree_lab.bench import floors
+from rootfree_lab.bench.contenders import Built
 from rootfree_lab.bench.lineup import contenders
 from rootfree_lab.bench.shapes import gpt1b, resnet34, vit_b
 
@@ -79,6 +82,15 @@ def test_inverse_free_shampoo_is_counted_from_its_blocks():
     assert found.plain_bytes == 20 * parameters + factors  # p, g, m read; p, m written
     assert found.refresh_bytes == 20 * parameters + 2 * factors
     assert found.matmul_dtype == torch.float32  # on a CPU
+
+
+def test_plain_steps_read_the_upper_halves_of_factors():
+    p = torch.nn.Parameter(torch.randn(6, 10, device=DEVICE))
+    options = {"batch_size": 8, "fused": True, "matmul_dtype": torch.bfloat16}
+    optimizer = rootfree.IFShampoo([p], **options)
+    found = floors.inverse_free(Built([p], [optimizer], optimizer.step))
+    assert found.plain_bytes == 20 * 60 + 2 * (36 + 100)
+    assert found.refresh_bytes == 20 * 60 + 2 * 4 * (36 + 100)
 
 
 def test_low_memory_moves_half_of_the_state():
