@@ -1,8 +1,8 @@
 """Float32 numbers kept as their bfloat16 neighbours and what is left of them: the same four bytes.
 
 Matrix units read the neighbours as they are; nothing is cast before a product. The neighbour is the
-nearest one (the larger of two), so that its bits are the upper half of x plus a carry, and the rest
-is the signed difference of the bits. Both together are x exactly.
+nearest one (of two the one away from zero), so that its bits are the upper half of x plus a carry;
+the rest is the signed difference of the bits. Both together are x exactly.
 """
 
 from __future__ import annotations
