@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import rootfree
 from kernels.devices import DEVICE
+from rootfree.checkpoint import StateMismatchError
 from rootfree.halves import join, joined, kept_like, split
 
 FINITE = st.floats(width=32, allow_nan=False)
@@ -64,6 +65,9 @@ def test_a_state_in_the_form_of_another():
     # What was rounded already has no rest to be found again.
     rounded = {**whole, "block0.factor1": upper}
     assert kept_like(rounded, halves).keys() == whole.keys()
+    # Wider ones have more than halves hold.
+    wide = kept_like({**whole, "block0.factor1": K.double()}, halves)
+    assert all(torch.equal(wide[key], halves[key]) for key in halves)
 
 
 OPTIONS = {"batch_size": 8, "block_size": 8, "matmul_dtype": torch.bfloat16}
@@ -120,6 +124,33 @@ def test_a_checkpoint_goes_from_one_form_to_the_other_exactly(source):
     run(optimizer, range(3, 5))
     run(third, range(3, 5))
     assert torch.equal(p, r)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_checkpoint_of_a_float64_model_is_taken_rounded(fused):
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(6, 10, device=DEVICE, dtype=torch.float64))
+    optimizer = rootfree.IFShampoo([p], **OPTIONS)
+    run(optimizer, range(3))
+    q, other = trained(fused, 0)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    its = joined(other.state[q])
+    assert all(torch.equal(t.to(its[key].dtype), its[key]) for key, t in optimizer.state[p].items())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_checkpoint_with_a_damaged_half_is_refused(fused, damage):
+    _, optimizer = trained(True, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    lower = saved["state"][0].pop("block0.lower0")
+    if damage == "cut":
+        saved["state"][0]["block0.lower0"] = lower[:, :1]
+    q, other = trained(fused, 1)
+    before = copy.deepcopy(other.state[q])
+    with pytest.raises(StateMismatchError, match="does not fit"):
+        other.load_state_dict(saved)
+    assert all(torch.equal(t, other.state[q][key]) for key, t in before.items())
 
 
 def test_what_the_kernels_do_not_know_works_on_halves_too():
