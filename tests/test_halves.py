@@ -166,6 +166,19 @@ def test_what_the_kernels_do_not_know_works_on_halves_too():
     assert all(torch.equal(mine[key], other.state[q][key]) for key in mine)
 
 
+def test_products_may_be_asked_for_in_another_dtype_later():
+    (p, optimizer), (q, other) = trained(True, 3), trained(False, 0)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with torch.no_grad():
+        q.copy_(p)
+    for each in (optimizer, other):
+        each.param_groups[0]["matmul_dtype"] = torch.float32
+        run(each, range(3, 5))
+    mine = joined(optimizer.state[p])
+    assert all(torch.equal(mine[key], t) for key, t in other.state[q].items() if "factor" in key)
+    torch.testing.assert_close(p, q)
+
+
 @pytest.mark.parametrize("source", [True, False])
 def test_distributed_checkpoints_never_take_one_form_for_the_other(source, tmp_path):
     """They copy by name into what is there, and would round fp32 factors to their upper halves."""

@@ -259,8 +259,9 @@ class BlockOptimizer(RootFreeOptimizer):
     ) -> list[tuple[torch.dtype, Stack, list[int]]]:
         """Stacks of one dtype each, with the positions of their parameters in ps."""
         assert isinstance(ps, KnownList)
+        products = group.get("matmul_dtype")  # may be changed between steps
         known = ps.known.get("stacks")
-        if known is not None and known[0] is buckets:
+        if known is not None and known[0] is buckets and known[2] == products:
             return cast("list[tuple[torch.dtype, Stack, list[int]]]", known[1])
         everything = [p for each in self.param_groups for p in each["params"]]
         model = sum(p.numel() for p in everything) if self._replayable else None
@@ -277,7 +278,7 @@ class BlockOptimizer(RootFreeOptimizer):
             mine = KnownList(ps[i] for i in where)
             stack = kernel.stack(mine, chosen, model=model)
             stacks.append((dtype, stack, where))
-        ps.known["stacks"] = (buckets, stacks)
+        ps.known["stacks"] = (buckets, stacks, products)
         return stacks
 
     def _descend(self, group: Group, ps: list[Tensor], us: list[Tensor]) -> None:
