@@ -179,8 +179,8 @@ class BlockOptimizer(RootFreeOptimizer):
         """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
         return any(self._refreshes(group) for group in self.param_groups)
 
-    def _follow_device(self, group: Group, ps: list[Tensor]) -> None:
-        super()._follow_device(group, ps)
+    def _settle(self, group: Group) -> None:
+        super()._settle(group)
         self._layouts = {}  # a bucket is on one device
 
     # -- the step ----------------------------------------------------------------------------
