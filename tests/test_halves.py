@@ -126,6 +126,23 @@ def test_a_checkpoint_goes_from_one_form_to_the_other_exactly(source):
     assert torch.equal(p, r)
 
 
+@pytest.mark.parametrize(
+    "options", [{"update_rms": 0.2}, {"matmul_dtype": torch.float32}], ids=lambda o: next(iter(o))
+)
+def test_a_checkpoint_with_other_options_brings_its_form(options):
+    """The kernels run on as in the run that it is of, or the rules."""
+    for mine, its in ((options, {}), ({}, options)):
+        p, optimizer = trained(True, 3, **its)
+        q, other = trained(True, 1, **mine)
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert other.state[q].keys() == optimizer.state[p].keys()
+        with torch.no_grad():
+            q.copy_(p)
+        for each in (optimizer, other):
+            run(each, range(3, 5))
+        assert torch.equal(p, q)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_checkpoint_of_a_float64_model_is_taken_rounded(fused):
     torch.manual_seed(0)

@@ -308,9 +308,11 @@ class BlockOptimizer(RootFreeOptimizer):
         before = (self._epoch, *map(_layout_options, self.param_groups))
         super().load_state_dict(state_dict)
         if before != (self._epoch, *map(_layout_options, self.param_groups)):
-            self._layouts = {}  # else the slabs stay where they are, for graphs that read them
-            self._epoch += 1
+            # Else the slabs stay where they are, for graphs that read them.
+            for group in self.param_groups:
+                self._settle(group)
 
 
 def _layout_options(group: Group) -> tuple[Any, ...]:
-    return tuple(group.get(name) for name in ("structure", "block_size", "matmul_dtype"))
+    names = ("structure", "block_size", "matmul_dtype", "factor_dtype", "update_rms")
+    return tuple(group.get(name) for name in names)

@@ -244,9 +244,10 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     @_disable_dynamo
     def _settle(self, group: Group) -> None:
-        """State goes where its parameter is: the model was moved after the optimizer was made.
+        """State goes where its parameter is, in the form that the group's options ask for.
 
-        Also that of parameters without a gradient in this step, which others are stacked with.
+        The model was moved after the optimizer was made, or a checkpoint brought other options.
+        Parameters without a gradient in this step are among them: others are stacked with them.
         """
         for p in group["params"]:
             moved = {key: t.to(p.device) for key, t in self.state[p].items()}
