@@ -189,6 +189,10 @@ class BlockOptimizer(RootFreeOptimizer):
     def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
         kernel = self._kernel_for(ps[0])
         if kernel and group["update_rms"] is None and ps[0].dtype != torch.float64:
+            if not isinstance(ps, KnownList):  # a compiled step remembers no lists, this part does
+                assert self._work_lists is not None
+                lists = self._work_lists.of(group)
+                ps, gs = next((known, found) for known, found in lists if known[0] is ps[0])
             with torch.cuda.device_of(ps[0]):
                 self._update_fused(kernel, group, ps, gs)
             return
