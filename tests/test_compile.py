@@ -75,6 +75,14 @@ def test_a_compiled_step_is_compiled_once(name, eager):
     assert_same(train(name, compile_step=True), eager(name), rtol=rtol)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_in_a_compiled_step(dtype):
+    """What is not compiled of a step runs as it does in one that is not."""
+    options = {"fused": True, "matmul_dtype": dtype, "update_rms": None}
+    compiled = train("IFShampoo", compile_step=True, **options)
+    assert_same(compiled, train("IFShampoo", compile_step=False, **options), rtol=0)
+
+
 @pytest.mark.parametrize("name", ["RFRMSprop", "IFShampoo"])
 def test_beside_a_compiled_model(name, eager):
     assert_same(train(name, compile_step=True, compile_model=True), eager(name), rtol=1e-3)

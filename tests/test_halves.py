@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import rootfree
 from kernels.devices import DEVICE
+from rootfree.checkpoint import StateMismatchError
 from rootfree.halves import join, joined, kept_like, split
 
 FINITE = st.floats(width=32, allow_nan=False)
@@ -64,6 +65,9 @@ def test_a_state_in_the_form_of_another():
     # What was rounded already has no rest to be found again.
     rounded = {**whole, "block0.factor1": upper}
     assert kept_like(rounded, halves).keys() == whole.keys()
+    # Wider ones have more than halves hold.
+    wide = kept_like({**whole, "block0.factor1": K.double()}, halves)
+    assert all(torch.equal(wide[key], halves[key]) for key in halves)
 
 
 OPTIONS = {"batch_size": 8, "block_size": 8, "matmul_dtype": torch.bfloat16}
@@ -122,6 +126,50 @@ def test_a_checkpoint_goes_from_one_form_to_the_other_exactly(source):
     assert torch.equal(p, r)
 
 
+@pytest.mark.parametrize(
+    "options", [{"update_rms": 0.2}, {"matmul_dtype": torch.float32}], ids=lambda o: next(iter(o))
+)
+def test_a_checkpoint_with_other_options_brings_its_form(options):
+    """The kernels run on as in the run that it is of, or the rules."""
+    for mine, its in ((options, {}), ({}, options)):
+        p, optimizer = trained(True, 3, **its)
+        q, other = trained(True, 1, **mine)
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert other.state[q].keys() == optimizer.state[p].keys()
+        with torch.no_grad():
+            q.copy_(p)
+        for each in (optimizer, other):
+            run(each, range(3, 5))
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_checkpoint_of_a_float64_model_is_taken_rounded(fused):
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(6, 10, device=DEVICE, dtype=torch.float64))
+    optimizer = rootfree.IFShampoo([p], **OPTIONS)
+    run(optimizer, range(3))
+    q, other = trained(fused, 0)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    its = joined(other.state[q])
+    assert all(torch.equal(t.to(its[key].dtype), its[key]) for key, t in optimizer.state[p].items())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_checkpoint_with_a_damaged_half_is_refused(fused, damage):
+    _, optimizer = trained(True, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    lower = saved["state"][0].pop("block0.lower0")
+    if damage == "cut":
+        saved["state"][0]["block0.lower0"] = lower[:, :1]
+    q, other = trained(fused, 1)
+    before = copy.deepcopy(other.state[q])
+    with pytest.raises(StateMismatchError, match="does not fit"):
+        other.load_state_dict(saved)
+    assert all(torch.equal(t, other.state[q][key]) for key, t in before.items())
+
+
 def test_what_the_kernels_do_not_know_works_on_halves_too():
     """update_rms is turned on later: the rules run on the factors as they are kept."""
     runs = [trained(fused, 0) for fused in (True, False)]
@@ -133,6 +181,19 @@ def test_what_the_kernels_do_not_know_works_on_halves_too():
     assert torch.equal(p, q)
     mine = joined(optimizer.state[p])
     assert all(torch.equal(mine[key], other.state[q][key]) for key in mine)
+
+
+def test_products_may_be_asked_for_in_another_dtype_later():
+    (p, optimizer), (q, other) = trained(True, 3), trained(False, 0)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with torch.no_grad():
+        q.copy_(p)
+    for each in (optimizer, other):
+        each.param_groups[0]["matmul_dtype"] = torch.float32
+        run(each, range(3, 5))
+    mine = joined(optimizer.state[p])
+    assert all(torch.equal(mine[key], t) for key, t in other.state[q].items() if "factor" in key)
+    torch.testing.assert_close(p, q)
 
 
 @pytest.mark.parametrize("source", [True, False])

@@ -179,8 +179,8 @@ class BlockOptimizer(RootFreeOptimizer):
         """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
         return any(self._refreshes(group) for group in self.param_groups)
 
-    def _follow_device(self, group: Group, ps: list[Tensor]) -> None:
-        super()._follow_device(group, ps)
+    def _settle(self, group: Group) -> None:
+        super()._settle(group)
         self._layouts = {}  # a bucket is on one device
 
     # -- the step ----------------------------------------------------------------------------
@@ -189,6 +189,10 @@ class BlockOptimizer(RootFreeOptimizer):
     def _update(self, group: Group, ps: list[Tensor], gs: list[Tensor]) -> None:
         kernel = self._kernel_for(ps[0])
         if kernel and group["update_rms"] is None and ps[0].dtype != torch.float64:
+            if not isinstance(ps, KnownList):  # a compiled step remembers no lists, this part does
+                assert self._work_lists is not None
+                lists = self._work_lists.of(group)
+                ps, gs = next((known, found) for known, found in lists if known[0] is ps[0])
             with torch.cuda.device_of(ps[0]):
                 self._update_fused(kernel, group, ps, gs)
             return
@@ -259,8 +263,9 @@ class BlockOptimizer(RootFreeOptimizer):
     ) -> list[tuple[torch.dtype, Stack, list[int]]]:
         """Stacks of one dtype each, with the positions of their parameters in ps."""
         assert isinstance(ps, KnownList)
+        products = group.get("matmul_dtype")  # may be changed between steps
         known = ps.known.get("stacks")
-        if known is not None and known[0] is buckets:
+        if known is not None and known[0] is buckets and known[2] == products:
             return cast("list[tuple[torch.dtype, Stack, list[int]]]", known[1])
         everything = [p for each in self.param_groups for p in each["params"]]
         model = sum(p.numel() for p in everything) if self._replayable else None
@@ -277,7 +282,7 @@ class BlockOptimizer(RootFreeOptimizer):
             mine = KnownList(ps[i] for i in where)
             stack = kernel.stack(mine, chosen, model=model)
             stacks.append((dtype, stack, where))
-        ps.known["stacks"] = (buckets, stacks)
+        ps.known["stacks"] = (buckets, stacks, products)
         return stacks
 
     def _descend(self, group: Group, ps: list[Tensor], us: list[Tensor]) -> None:
@@ -307,9 +312,11 @@ class BlockOptimizer(RootFreeOptimizer):
         before = (self._epoch, *map(_layout_options, self.param_groups))
         super().load_state_dict(state_dict)
         if before != (self._epoch, *map(_layout_options, self.param_groups)):
-            self._layouts = {}  # else the slabs stay where they are, for graphs that read them
-            self._epoch += 1
+            # Else the slabs stay where they are, for graphs that read them.
+            for group in self.param_groups:
+                self._settle(group)
 
 
 def _layout_options(group: Group) -> tuple[Any, ...]:
-    return tuple(group.get(name) for name in ("structure", "block_size", "matmul_dtype"))
+    names = ("structure", "block_size", "matmul_dtype", "factor_dtype", "update_rms")
+    return tuple(group.get(name) for name in names)

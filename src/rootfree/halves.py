@@ -32,7 +32,7 @@ def join(upper: Tensor, lower: Tensor) -> Tensor:
 def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state with its factors in one piece."""
     whole = dict(state)
-    for upper, lower, factor in _halved(state):
+    for factor, (upper, lower) in _halved(state).items():
         whole[factor] = join(whole.pop(upper), whole.pop(lower))
     return whole
 
@@ -42,20 +42,22 @@ def kept_like(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Mappi
     if _halved(state) == _halved(other):
         return state
     result = joined(state)
-    for upper, lower, factor in _halved(other):
-        if factor in result and result[factor].dtype == torch.float32:
-            result[upper], result[lower] = split(result.pop(factor))
+    for factor, (upper, lower) in _halved(other).items():
+        if factor in result and result[factor].dtype in (torch.float32, torch.float64):
+            result[upper], result[lower] = split(result.pop(factor).float())
     return result
 
 
-def _halved(state: Mapping[str, Tensor]) -> set[tuple[str, str, str]]:
-    """Keys of the halves of each factor, and its own: block0.upper1, block0.lower1, block0.factor1.
+def _halved(state: Mapping[str, Tensor]) -> dict[str, tuple[str, str]]:
+    """Keys of the halves of each factor: block0.factor1 -> (block0.upper1, block0.lower1).
 
     A factor in halves has another name than one in one piece, so that nobody takes one for the
     other: what reads tensors by their names alone (a distributed checkpoint) fails instead.
     """
-    return {
-        (key, key.replace("upper", "lower"), key.replace("upper", "factor"))
-        for key in state
-        if "upper" in key
-    }
+    found = {}
+    for upper in state:
+        lower = upper.replace("upper", "lower")
+        # A half alone is no factor: a state with one fits nothing.
+        if lower != upper and lower in state and state[lower].shape == state[upper].shape:
+            found[upper.replace("upper", "factor")] = (upper, lower)
+    return found

@@ -184,7 +184,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         for group, ps, gs in work:
             held = next((t for row in self._rows(ps) for t in row.values()), ps[0])
             if held.device != ps[0].device:
-                self._follow_device(group, ps)
+                self._settle(group)
             self._update(group, ps, gs)
         self._end_step()
         if self._curvature is not None:
@@ -242,9 +242,14 @@ class RootFreeOptimizer(Optimizer, ABC):
         rows: list[dict[str, Tensor]] = known[1]
         return rows
 
-    def _follow_device(self, group: Group, ps: list[Tensor]) -> None:
-        """The model was moved after the optimizer was made: its state goes along."""
-        for p in ps:
+    @_disable_dynamo
+    def _settle(self, group: Group) -> None:
+        """State goes where its parameter is, in the form that the group's options ask for.
+
+        The model was moved after the optimizer was made, or a checkpoint brought other options.
+        Parameters without a gradient in this step are among them: others are stacked with them.
+        """
+        for p in group["params"]:
             moved = {key: t.to(p.device) for key, t in self.state[p].items()}
             self.state[p] = dict(self._converted(moved, self._init_state(p, group)))
         self._epoch += 1

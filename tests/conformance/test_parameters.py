@@ -100,6 +100,21 @@ def test_named_parameters(row):
     assert "0.weight" in named.summary()
 
 
+def test_state_follows_a_moved_model_also_where_gradients_are_missing(row):
+    """No tensors that were left behind are stacked with others, or handed to their kernel."""
+    ps = [nn.Parameter(torch.zeros(4, 4, device="meta")) for _ in range(2)]
+    optimizer = row.make(ps)
+    for state in (
+        optimizer.state.values()
+    ):  # as if the parameters had been on the CPU when the optimizer was made
+        state.update({key: torch.zeros_like(t, device="cpu") for key, t in state.items()})
+    for p in ps:
+        p.grad = torch.zeros_like(p)
+        optimizer.step()
+        held = [t for state in optimizer.state.values() for t in state.values()]
+        assert all(t.device == p.device for t in held)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_parameter_dtypes(row, dtype):
     """Half-precision parameters follow the float32 ones within their own precision."""
