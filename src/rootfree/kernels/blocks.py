@@ -31,7 +31,7 @@ from rootfree.kernels.replay import Recorder, Replays
 Tensors = list[Tensor]
 
 # Models of at most so many elements have their directions replayed from graphs. These hold their
-# temporaries, some five bytes an element; larger models keep the device busy without.
+# temporaries, up to seven bytes an element; larger models keep the device busy without.
 REPLAYED = 2**25
 
 
