@@ -156,9 +156,14 @@ class Session:
         return outputs if batch.select is None else outputs[batch.select]
 
     def why_not_deterministic(self) -> str | None:
-        """What torch says against a deterministic step, tried on a copy of the model; or None."""
+        """What torch says against a deterministic step, tried on a copy of the model; or None.
+
+        The batch is one of training (a larger one may not fit), and is taken again afterwards.
+        """
         model = deepcopy(self.model)
-        batch = next(iter(self.test))
+        position = self.feed.position()
+        batch = self.feed.take()
+        self.feed.seek(position)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             try:
                 self._loss(self._forward(batch, model), batch.target).backward()

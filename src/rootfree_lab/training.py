@@ -11,7 +11,7 @@ import torch
 from rootfree_lab import checkpoints
 from rootfree_lab.config import Config
 from rootfree_lab.devices import choose_device
-from rootfree_lab.measures import PARTS
+from rootfree_lab.measures import PARTS, reset_peak
 from rootfree_lab.progress import TensorBoard, Watcher
 from rootfree_lab.records import Record, append_record, read_records, versions
 from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
@@ -61,6 +61,7 @@ def train(
         session = Session(config, device)
         if device.type == "cuda" and config.train.deterministic:
             reason = session.why_not_deterministic()
+            reset_peak(device)  # the trial is no part of the run
             if reason is not None:
                 allow_other_kernels(reason)
         if saved is not None:

@@ -165,6 +165,16 @@ def test_a_model_without_deterministic_kernels_is_named_before_it_trains(make_co
     assert all(p.grad is None for p in built.model.parameters())
 
 
+def test_the_trial_takes_a_batch_of_training_and_gives_it_back(make_config, monkeypatch):
+    tried, other = (Session(make_config(), torch.device("cpu")) for _ in range(2))
+    seen = []
+    forward = tried._forward
+    monkeypatch.setattr(tried, "_forward", lambda b, m: seen.append(b.target) or forward(b, m))
+    tried.why_not_deterministic()
+    assert [len(target) for target in seen] == [32]
+    assert all(torch.equal(tried.feed.take().target, other.feed.take().target) for _ in range(7))
+
+
 def test_other_kernels_are_allowed_with_a_warning_until_the_run_is_over():
     with deterministic_algorithms(True, torch.device("cpu")):
         torch.use_deterministic_algorithms(True)
