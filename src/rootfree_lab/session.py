@@ -72,6 +72,9 @@ class Session:
         train = config.train
         seed_everything(train.seed)
         dataset = _dataset(config.data)
+        if dataset.graph is not None:
+            # Once, not for training and tests apart: a model may keep what it made of the graph.
+            dataset = replace(dataset, graph=dataset.graph.to(device))
         self.kind: str = dataset.kind
         if train.graphs and self.kind == "graph":
             raise ConfigError("train.graphs must be false for graph data, got true")
