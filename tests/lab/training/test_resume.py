@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 
 import pytest
 import torch
@@ -173,6 +175,17 @@ def test_the_trial_takes_a_batch_of_training_and_gives_it_back(make_config, monk
     tried.why_not_deterministic()
     assert [len(target) for target in seen] == [32]
     assert all(torch.equal(tried.feed.take().target, other.feed.take().target) for _ in range(7))
+
+
+def test_a_run_that_is_over_takes_no_memory_from_the_next(make_config):
+    gc.disable()  # it would come some time, and not always before the peak is measured
+    try:
+        over = weakref.ref(Session(make_config(), torch.device("cpu")).model)
+        following = Session(make_config(), torch.device("cpu"))
+        assert over() is None
+        assert following.done == 0
+    finally:
+        gc.enable()
 
 
 def test_other_kernels_are_allowed_with_a_warning_until_the_run_is_over():
