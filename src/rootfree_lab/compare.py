@@ -19,7 +19,13 @@ from rootfree_lab.config import Config
 from rootfree_lab.progress import Bar, Lines, Watcher
 from rootfree_lab.records import Record, append_record
 from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import failed_record, finished_record, records_path, train
+from rootfree_lab.training import (
+    failed_record,
+    finished_record,
+    make_output_folder,
+    records_path,
+    train,
+)
 
 # A run's identity -> its record; runs not reached yet are missing.
 Results = dict[str, Record]
@@ -33,6 +39,7 @@ def compare(
     Interrupted runs are continued from their checkpoints. Where one of these belongs to other
     settings nothing is run: somebody may still want it.
     """
+    make_output_folder(out)
     results = {r.identity(): done for r in runs if (done := finished_record(out, r)) is not None}
     waiting = [run for run in runs if run.identity() not in results]
     for run in waiting:

@@ -20,7 +20,7 @@ from rootfree_lab.config_files import load_comparison
 from rootfree_lab.records import Record
 from rootfree_lab.report import write_report
 from rootfree_lab.stopping import StopSignals
-from rootfree_lab.training import records_path
+from rootfree_lab.training import make_output_folder, records_path
 
 CONFIGS = ("small_cnn.toml", "small_vit.toml")
 
@@ -28,7 +28,7 @@ CONFIGS = ("small_cnn.toml", "small_vit.toml")
 def run_demo(console: Console, *, out: Path, assignments: Sequence[str] = ()) -> None:
     """Train, show the tables, write the report, name the winners."""
     start = time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
+    make_output_folder(out)
     records_path(out).unlink(missing_ok=True)  # nothing is taken from an earlier demonstration
     winners = []
     with StopSignals() as stop:

@@ -89,6 +89,26 @@ def test_bad_settings_end_with_code_2_and_a_sentence(tmp_path, config_file, argu
     assert not records_path(tmp_path).exists()
 
 
+@pytest.mark.parametrize("command", ["train", "compare", "demo"])
+def test_an_output_folder_that_cannot_be_is_refused_before_training(tmp_path, config_file, command):
+    arguments = [] if command == "demo" else [config_file]
+    result = run(command, *arguments, "--out", config_file)
+    assert result.exit_code == 2, result.output
+    assert "--out must be a folder that can be written" in result.output
+    assert "loss" not in result.output
+    assert config_file.is_file()
+
+
+def test_a_config_that_may_not_be_read_is_a_sentence(monkeypatch, config_file):
+    def refuse(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(config_file), "read_text", refuse)
+    result = run("train", config_file)
+    assert result.exit_code == 2
+    assert f"Permission denied: '{config_file}'" in result.output
+
+
 def test_compare_runs_everything_once(tmp_path, config_file):
     result = run("compare", config_file, "--out", tmp_path)
     assert result.exit_code == 0, result.output
