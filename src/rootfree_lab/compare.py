@@ -18,6 +18,7 @@ from rootfree_lab.checkpoints import CheckpointError, checkpoint_path
 from rootfree_lab.config import Config
 from rootfree_lab.progress import Bar, Lines, Watcher
 from rootfree_lab.records import Record, append_record
+from rootfree_lab.session import check
 from rootfree_lab.stopping import Interrupted, StopSignals
 from rootfree_lab.training import (
     failed_record,
@@ -37,12 +38,14 @@ def compare(
     """Carry out the runs that have no record yet; a failing one is recorded, the rest go on.
 
     Interrupted runs are continued from their checkpoints. Where one of these belongs to other
-    settings nothing is run: somebody may still want it.
+    settings nothing is run: somebody may still want it. Nor is anything where data are missing or
+    a name is unknown in one of the runs: that is to be corrected first.
     """
     make_output_folder(out)
     results = {r.identity(): done for r in runs if (done := finished_record(out, r)) is not None}
     waiting = [run for run in runs if run.identity() not in results]
     for run in waiting:
+        check(run)
         path = checkpoint_path(out, run)
         if path.exists():
             checkpoints.load(path, run)

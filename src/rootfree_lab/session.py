@@ -63,6 +63,12 @@ def _dataset(config: DataConfig) -> Any:
     return replace(loaded, augmentation=augmentation)
 
 
+def check(config: Config) -> None:
+    """Raise where the data are not there, or a name or an option is unknown; builds nothing."""
+    models.check(config.model.name, _dataset(config.data), plain_options(config.model.options))
+    optimizer_registry.check(config.optimizer.name, plain_options(config.optimizer.options))
+
+
 class Session:
     """A run at some step: built from its config, moved by `step`, saved and restored whole."""
 

@@ -155,6 +155,25 @@ def test_failing_runs_are_recorded_and_the_rest_go_on(tmp_path, config_file):
     assert (labels.count("diverges [1e30]"), labels.count("broken")) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("compare.AdamW v1.5.optimizer.lrr=1", "did you mean 'lr'?"),
+        ("compare.AdamW v1.5.optimizer.name=AdanW", "did you mean 'AdamW'?"),
+        ("compare.AdamW v1.5.model.options.widht=8", "did you mean 'width'?"),
+        ("compare.AdamW v1.5.data.name=ptb", "Name a folder with ptb.train.txt"),
+    ],
+)
+def test_what_is_wrong_in_one_entry_is_said_before_any_is_run(
+    tmp_path, config_file, assignment, said
+):
+    result = run("compare", config_file, "--out", tmp_path, "--set", assignment)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert "step" not in result.output
+    assert not records_path(tmp_path).exists()
+
+
 def test_a_diverged_run_has_exit_code_1(tmp_path, config_file):
     result = run("train", config_file, "--out", tmp_path, "--set", "optimizer.lr=1e30")
     assert result.exit_code == 1
