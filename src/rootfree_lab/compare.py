@@ -101,7 +101,7 @@ def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) 
         rows.sort(key=lambda row: row.order)
     first = runs[0]
     made = Table(title=f"{first.data.name}, {first.model.name}: medians")
-    made.add_column("optimizer")
+    made.add_column("optimizer", overflow="fold")  # a label is not cut
     for heading in ("runs", "training loss", "test loss", "test error", "seconds", "optimizer ms"):
         made.add_column(heading, justify="right")
     for row in rows:
