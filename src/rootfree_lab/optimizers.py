@@ -249,6 +249,8 @@ def _translated(
         if key not in allowed:
             raise unknown_name(f"the option of {name},", key, allowed)
         if key in own:
+            if isinstance(signature[key].default, float):
+                _check_number(name, key, value)
             values[key] = _plain(key, value)
     for word, place in words.items():
         if word in options and word not in own:
@@ -268,6 +270,8 @@ def _place(
     how, key = place[:2]
     if key in options:
         raise ConfigError(f"{name}: {word} and {key} are the same thing; give one of them")
+    if how == _ONE_MINUS:
+        _check_number(name, word, options[word])
     value = 1 - options[word] if how == _ONE_MINUS else _plain(word, options[word])
     if len(place) == 2:
         values[key] = value
@@ -275,6 +279,12 @@ def _place(
     pair = list(values.get(key, signature[key].default))
     pair[place[2]] = value
     values[key] = tuple(pair)
+
+
+def _check_number(name: str, key: str, value: Any) -> None:
+    """A word in the place of a number: torch's own error would not say which one."""
+    if isinstance(value, (str, bool)):
+        raise ConfigError(f"{name}: {key} must be a real number, got {value!r}")
 
 
 def _plain(key: str, value: Any) -> Any:

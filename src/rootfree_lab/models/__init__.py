@@ -105,5 +105,5 @@ def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
         raise ConfigError(
             f"the model {name!r} needs {error.name}: pip install 'rootfree[lab]'"
         ) from error
-    except (TypeError, AssertionError) as error:
+    except (TypeError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise ConfigError(f"the model {name!r} cannot be built with {options}: {error}") from error

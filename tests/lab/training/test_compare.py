@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -77,6 +78,12 @@ def test_train_an_entry(tmp_path, config_file):
         (["--set", "data.name=digitz"], "digits"),
         (["--set", "model.name=small_cn"], "small_cnn"),
         (["--set", "optimizer.name=SDG"], "SGD"),
+        (["--set", "optimizer.lr=high"], "lr must be a real number, got 'high'"),
+        (
+            ["--set", "optimizer.name=RMSprop", "--set", "optimizer.precond_lr=low"],
+            "must be a real number",
+        ),
+        (["--set", "model.options.width=-2"], "cannot be built with {'width': -2}"),
         (["--set", "train.device=tpu9"], "train.device"),
         (["--set", "train.context=3"], "context"),
     ],
@@ -205,6 +212,16 @@ def test_compare_goes_on_from_a_checkpoint_and_keeps_others(tmp_path, config_fil
     assert result.exit_code == 0, result.output
     assert "goes on from step 2" in result.output
     assert not path.exists()
+
+
+def test_labels_are_whole_in_a_narrow_table(config_file):
+    label = "IFShampoo with a long name"
+    runs = load_comparison(config_file)
+    shown = io.StringIO()
+    rows = compare.table([replace(runs[0], label=label)], {})
+    Console(width=60, file=shown).print(rows)
+    column = [line.split("│")[1].strip() for line in shown.getvalue().splitlines() if "│" in line]
+    assert "".join(column).replace(" ", "") == label.replace(" ", "")
 
 
 def test_the_live_table_on_a_terminal(tmp_path, config_file):
