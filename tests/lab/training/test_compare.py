@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree_lab import commands, compare, session
+from rootfree_lab import checkpoints, commands, compare, session
 from rootfree_lab.checkpoints import checkpoint_path
 from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.records import read_records
@@ -62,6 +62,16 @@ def test_train_says_what_it_does_about_checkpoints(tmp_path, config_file):
     result = run("train", config_file, "--out", tmp_path)
     assert result.exit_code == 0
     assert f"--resume would go on from {path}" in result.output.replace("\n", "")
+
+
+def test_train_keeps_the_checkpoint_of_another_run(tmp_path, config_file):
+    mine, other = load_config(config_file), load_config(config_file, ["train.batch_size=16"])
+    path = checkpoint_path(tmp_path, mine)
+    checkpoints.save(path, other, {"step": 1})
+    result = run("train", config_file, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "train.batch_size" in result.output
+    assert checkpoints.load(path, other)["step"] == 1
 
 
 def test_train_an_entry(tmp_path, config_file):
