@@ -23,10 +23,15 @@ class OtherRunError(CheckpointError):
     """A checkpoint of another run, under the same name."""
 
 
-def checkpoint_path(out: Path, config: Config) -> Path:
-    """Where a run's checkpoint is: named by what a person calls the run."""
+def file_name(config: Config) -> str:
+    """What a person calls the run, as the name of a file: nothing in it leads to another folder."""
     name = re.sub(r"[^\w.-]+", "_", config.label).strip("._") or "run"
-    return out / "checkpoints" / f"{name}-seed{config.train.seed}.pt"
+    return f"{name}-seed{config.train.seed}"
+
+
+def checkpoint_path(out: Path, config: Config) -> Path:
+    """Where a run's checkpoint is."""
+    return out / "checkpoints" / f"{file_name(config)}.pt"
 
 
 def save(path: Path, config: Config, state: Mapping[str, Any]) -> None:

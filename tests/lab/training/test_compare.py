@@ -246,7 +246,8 @@ def test_the_live_table_on_a_terminal(tmp_path, config_file):
 
 def test_tensorboard_logs(tmp_path, config_file):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    result = run("train", config_file, "--out", tmp_path, "--set", "output.tensorboard=true")
+    settings = ("--set", "output.tensorboard=true", "--set", "label=../SGD")
+    result = run("train", config_file, "--out", tmp_path, *settings)
     assert result.exit_code == 0, result.output
     (folder,) = (tmp_path / "tensorboard").iterdir()
     log = events.EventAccumulator(str(folder)).Reload()
