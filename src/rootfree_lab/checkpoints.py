@@ -19,10 +19,19 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be read or belongs to another run."""
 
 
-def checkpoint_path(out: Path, config: Config) -> Path:
-    """Where a run's checkpoint is: named by what a person calls the run."""
+class OtherRunError(CheckpointError):
+    """A checkpoint of another run, under the same name."""
+
+
+def file_name(config: Config) -> str:
+    """What a person calls the run, as the name of a file: nothing in it leads to another folder."""
     name = re.sub(r"[^\w.-]+", "_", config.label).strip("._") or "run"
-    return out / "checkpoints" / f"{name}-seed{config.train.seed}.pt"
+    return f"{name}-seed{config.train.seed}"
+
+
+def checkpoint_path(out: Path, config: Config) -> Path:
+    """Where a run's checkpoint is."""
+    return out / "checkpoints" / f"{file_name(config)}.pt"
 
 
 def save(path: Path, config: Config, state: Mapping[str, Any]) -> None:
@@ -67,11 +76,21 @@ def load(path: Path, config: Config) -> dict[str, Any]:
         raise CheckpointError(f"{str(path)!r} is not a checkpoint of this version of the lab")
     if content["identity"] != config.identity():
         differ = ", ".join(_differences(content["config"], config.as_table()))
-        raise CheckpointError(
+        raise OtherRunError(
             f"the checkpoint {str(path)!r} is of another config (it differs in {differ}): "
             "remove it, or choose another folder with --out"
         )
     return content
+
+
+def refuse_other(path: Path, config: Config) -> None:
+    """Raise if the checkpoint is another run's: this run would overwrite and remove it."""
+    try:
+        load(path, config)
+    except OtherRunError:
+        raise
+    except CheckpointError:  # damaged: nobody can go on from it
+        pass
 
 
 def remove(path: Path) -> None:

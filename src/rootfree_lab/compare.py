@@ -18,8 +18,15 @@ from rootfree_lab.checkpoints import CheckpointError, checkpoint_path
 from rootfree_lab.config import Config
 from rootfree_lab.progress import Bar, Lines, Watcher
 from rootfree_lab.records import Record, append_record
+from rootfree_lab.session import check
 from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import failed_record, finished_record, records_path, train
+from rootfree_lab.training import (
+    failed_record,
+    finished_record,
+    make_output_folder,
+    records_path,
+    train,
+)
 
 # A run's identity -> its record; runs not reached yet are missing.
 Results = dict[str, Record]
@@ -31,11 +38,14 @@ def compare(
     """Carry out the runs that have no record yet; a failing one is recorded, the rest go on.
 
     Interrupted runs are continued from their checkpoints. Where one of these belongs to other
-    settings nothing is run: somebody may still want it.
+    settings nothing is run: somebody may still want it. Nor is anything where data are missing or
+    a name is unknown in one of the runs: that is to be corrected first.
     """
+    make_output_folder(out)
     results = {r.identity(): done for r in runs if (done := finished_record(out, r)) is not None}
     waiting = [run for run in runs if run.identity() not in results]
     for run in waiting:
+        check(run)
         path = checkpoint_path(out, run)
         if path.exists():
             checkpoints.load(path, run)
@@ -91,7 +101,7 @@ def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) 
         rows.sort(key=lambda row: row.order)
     first = runs[0]
     made = Table(title=f"{first.data.name}, {first.model.name}: medians")
-    made.add_column("optimizer")
+    made.add_column("optimizer", overflow="fold")  # a label is not cut
     for heading in ("runs", "training loss", "test loss", "test error", "seconds", "optimizer ms"):
         made.add_column(heading, justify="right")
     for row in rows:

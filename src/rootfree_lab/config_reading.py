@@ -75,6 +75,8 @@ def build(kind: type[T], table: Any, where: str) -> T:
 def checked(name: str, value: Any, kind: Any) -> Any:
     """The value as the kind asks, or an error that names both."""
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if value == "none" and type(None) in options:  # TOML has no null
+        return None
     for option in options:
         fits, result = _as_kind(value, option)
         if fits:

@@ -7,7 +7,7 @@ those of `rootfree compare`, carried out anew every time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from rootfree_lab.config_files import load_comparison
 from rootfree_lab.records import Record
 from rootfree_lab.report import write_report
 from rootfree_lab.stopping import StopSignals
-from rootfree_lab.training import records_path
+from rootfree_lab.training import make_output_folder, records_path
 
 CONFIGS = ("small_cnn.toml", "small_vit.toml")
 
@@ -28,7 +28,7 @@ CONFIGS = ("small_cnn.toml", "small_vit.toml")
 def run_demo(console: Console, *, out: Path, assignments: Sequence[str] = ()) -> None:
     """Train, show the tables, write the report, name the winners."""
     start = time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
+    make_output_folder(out)
     records_path(out).unlink(missing_ok=True)  # nothing is taken from an earlier demonstration
     winners = []
     with StopSignals() as stop:
@@ -36,7 +36,7 @@ def run_demo(console: Console, *, out: Path, assignments: Sequence[str] = ()) ->
             runs = _load(name, assignments)
             results = compare(runs, out=out, console=console, stop=stop)
             console.print(table(runs, results, by_result=True))
-            winners.append(_winner(results.values()))
+            winners.append(_winner(list(results.values())))
     page = write_report(out).page
     console.print("\n".join(["", "Lowest median test error", *winners]), highlight=False)
     console.print(f"{time.perf_counter() - start:.0f} seconds; report: {page}", soft_wrap=True)
@@ -47,12 +47,14 @@ def _load(name: str, assignments: Sequence[str]) -> list[Config]:
         return load_comparison(path, assignments)
 
 
-def _winner(records: Iterable[Record]) -> str:
+def _winner(records: Sequence[Record]) -> str:
     """The optimizer with the lowest median test error, and loss where errors are equal."""
     by_label: dict[str, list[Record]] = {}
     for record in records:
         if record["completed"]:
             by_label.setdefault(record["label"], []).append(record)
+    if not by_label:
+        raise ValueError(f"no run came to its end: {records[-1]['failure']['message']}")
 
     def medians(label: str) -> tuple[float, float]:
         finals = [record["final"] for record in by_label[label]]

@@ -12,7 +12,7 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 def with_exit_codes(work: Callable[[], int]) -> int:
-    """Run a command; errors of settings, data and signals become a sentence and an exit code."""
+    """Run a command; errors of settings, data, files and signals: a sentence and an exit code."""
     try:
         return work()
     except Interrupted as stopped:
@@ -22,6 +22,7 @@ def with_exit_codes(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         typer.echo("stopped at once", err=True)
         return INTERRUPTED
-    except (ValueError, ModuleNotFoundError) as error:  # bad settings, data or checkpoints
+    # Bad settings, data or checkpoints; a file that may not be read, a full disk.
+    except (ValueError, ModuleNotFoundError, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         return USAGE

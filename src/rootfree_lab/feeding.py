@@ -106,7 +106,7 @@ def _source(
     by_nodes: bool,
     **options: Any,
 ) -> _Examples | _WholeGraph:
-    """What makes the batches of a part of the data, "train" or "test"."""
+    """What makes the batches of a part of the data, "train" or "test"; a graph is on the device."""
     always: tuple[Tensor, ...] = ()
     split, size = getattr(dataset, part), config.batch_size
     if dataset.kind == "graph":
@@ -114,9 +114,9 @@ def _source(
         nodes = getattr(graph, part)
         nodes = nodes[graph.labels[nodes] >= 0]  # Citeseer has nodes without a label
         if not by_nodes:
-            return _WholeGraph(graph, nodes, device)
+            return _WholeGraph(graph, nodes)
         split = data.Split(nodes, graph.labels[nodes])
-        always = (graph.features.to(device), graph.edges.to(device))
+        always = (graph.features, graph.edges)
         # Numbers of nodes are examples as rows of a table are.
         dataset, size = replace(dataset, kind="tabular"), min(size, len(nodes))
     if dataset.kind == "text" and config.context < 1:
@@ -145,12 +145,8 @@ class _Examples:
 class _WholeGraph:
     """A graph as one batch: all nodes go through the model, the chosen ones have targets."""
 
-    def __init__(self, graph: Any, nodes: Tensor, device: torch.device) -> None:
-        self._batch = Batch(
-            (graph.features.to(device), graph.edges.to(device)),
-            graph.labels[nodes].to(device),
-            nodes.to(device),
-        )
+    def __init__(self, graph: Any, nodes: Tensor) -> None:
+        self._batch = Batch((graph.features, graph.edges), graph.labels[nodes], nodes)
         self.terms = len(nodes)
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections import deque
@@ -121,6 +122,7 @@ class _Events:
 
 def reset_peak(device: torch.device) -> None:
     """Start measuring the peak anew, so that one run of many in a process has its own."""
+    gc.collect()  # a run before this one: its parts hold one another, so it is still there
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif sys.platform == "linux":

@@ -26,7 +26,7 @@ from rootfree_lab import baselines, peers
 from rootfree_lab.config_reading import ConfigError, unknown_name
 from rootfree_lab.parameter_roles import NamedParameters, split_parameters, trainable
 
-__all__ = ["available", "build", "names"]
+__all__ = ["available", "build", "check", "names"]
 
 # A word's place among a method's own options: a name; a name whose value is one minus ours; or an
 # element of `betas`, likewise.
@@ -147,8 +147,7 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
     `batch_size` is the number of loss terms that the loss averages, for the methods that need it.
     """
     method = _method(name)
-    companion, companion_options = _companion(name, options)
-    options = {key: value for key, value in options.items() if not key.startswith("companion")}
+    options, companion, companion_options = _apart(name, options)
     if companion == "none":
         parameters = trainable(model)
         rest: NamedParameters = []
@@ -169,10 +168,28 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
     return optimizers
 
 
+def check(name: str, options: Mapping[str, Any]) -> None:
+    """Raise what `build` would for an unknown name or option, without a model.
+
+    A package that is not installed cannot be asked for its options: that is left to `build`.
+    """
+    _method(name)
+    options, companion, companion_options = _apart(name, options)
+    for each, given in ((name, options), (companion, companion_options)):
+        if each != "none" and available(each):
+            _translated(each, inspect.signature(_method(each).load()).parameters, given)
+
+
 def _method(name: str) -> Method:
     if name not in _METHODS:
         raise unknown_name("the optimizer", name, names())
     return _METHODS[name]
+
+
+def _apart(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """The method's own options, the companion's name, and its options."""
+    own = {key: value for key, value in options.items() if not key.startswith("companion")}
+    return own, *_companion(name, options)
 
 
 def _companion(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -232,6 +249,8 @@ def _translated(
         if key not in allowed:
             raise unknown_name(f"the option of {name},", key, allowed)
         if key in own:
+            if isinstance(signature[key].default, float):
+                _check_number(name, key, value)
             values[key] = _plain(key, value)
     for word, place in words.items():
         if word in options and word not in own:
@@ -251,6 +270,8 @@ def _place(
     how, key = place[:2]
     if key in options:
         raise ConfigError(f"{name}: {word} and {key} are the same thing; give one of them")
+    if how == _ONE_MINUS:
+        _check_number(name, word, options[word])
     value = 1 - options[word] if how == _ONE_MINUS else _plain(word, options[word])
     if len(place) == 2:
         values[key] = value
@@ -258,6 +279,12 @@ def _place(
     pair = list(values.get(key, signature[key].default))
     pair[place[2]] = value
     values[key] = tuple(pair)
+
+
+def _check_number(name: str, key: str, value: Any) -> None:
+    """A word in the place of a number: torch's own error would not say which one."""
+    if isinstance(value, (str, bool)):
+        raise ConfigError(f"{name}: {key} must be a real number, got {value!r}")
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 
 #: Parameters with several axes that are tables or per-channel numbers, not maps between features:
-#: positions and tokens of vision transformers, the decays of state-space models.
-_TABLES = ("pos_embed", "cls_token", "reg_token", "relative_position_bias_table", "A_log")
+#: positions and tokens of vision transformers, the decays of state-space models, the attention of
+#: graphs.
+_TABLES = (
+    "pos_embed", "cls_token", "reg_token", "relative_position_bias_table", "A_log", "att_src",
+    "att_dst",
+)  # fmt: skip
 
 
 def trainable(model: nn.Module) -> NamedParameters:
@@ -37,12 +41,12 @@ def split_parameters(
 
 def _embeddings_and_head(model: nn.Module) -> set[int]:
     apart: set[int] = set()
-    head: Tensor | None = None
+    head: object = None
     for module in model.modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             apart.add(id(module.weight))
-        elif isinstance(module, nn.Linear):
-            head = module.weight
+        elif isinstance(module, nn.Linear) or type(module).__name__ == "Linear":
+            head = module.weight  # PyTorch Geometric has a class of its own, of that name
     if head is not None:
         apart.add(id(head))
     return apart

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from rootfree_lab.checkpoints import file_name
 from rootfree_lab.session import Point, Session
 
 _REFRESH = 0.5  # seconds: each look at the loss waits for the device
@@ -186,7 +187,7 @@ class TensorBoard(Watcher):
 
     def begin(self, session: Session) -> None:
         config = session.config
-        name = f"{config.label}-seed{config.train.seed}-{config.identity()}"
+        name = f"{file_name(config)}-{config.identity()}"
         # What an interrupted run logged after its checkpoint is dropped.
         self._writer = self._make(str(self._folder / name), purge_step=session.done)
 

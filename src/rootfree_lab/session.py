@@ -63,6 +63,12 @@ def _dataset(config: DataConfig) -> Any:
     return replace(loaded, augmentation=augmentation)
 
 
+def check(config: Config) -> None:
+    """Raise where the data are not there, or a name or an option is unknown; builds nothing."""
+    models.check(config.model.name, _dataset(config.data), plain_options(config.model.options))
+    optimizer_registry.check(config.optimizer.name, plain_options(config.optimizer.options))
+
+
 class Session:
     """A run at some step: built from its config, moved by `step`, saved and restored whole."""
 
@@ -72,6 +78,9 @@ class Session:
         train = config.train
         seed_everything(train.seed)
         dataset = _dataset(config.data)
+        if dataset.graph is not None:
+            # Once, not for training and tests apart: a model may keep what it made of the graph.
+            dataset = replace(dataset, graph=dataset.graph.to(device))
         self.kind: str = dataset.kind
         if train.graphs and self.kind == "graph":
             raise ConfigError("train.graphs must be false for graph data, got true")
@@ -156,9 +165,14 @@ class Session:
         return outputs if batch.select is None else outputs[batch.select]
 
     def why_not_deterministic(self) -> str | None:
-        """What torch says against a deterministic step, tried on a copy of the model; or None."""
+        """What torch says against a deterministic step, tried on a copy of the model; or None.
+
+        The batch is one of training (a larger one may not fit), and is taken again afterwards.
+        """
         model = deepcopy(self.model)
-        batch = next(iter(self.test))
+        position = self.feed.position()
+        batch = self.feed.take()
+        self.feed.seek(position)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             try:
                 self._loss(self._forward(batch, model), batch.target).backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,9 @@ import torch
 
 from rootfree_lab import checkpoints
 from rootfree_lab.config import Config
+from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.devices import choose_device
-from rootfree_lab.measures import PARTS
+from rootfree_lab.measures import PARTS, reset_peak
 from rootfree_lab.progress import TensorBoard, Watcher
 from rootfree_lab.records import Record, append_record, read_records, versions
 from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
@@ -25,6 +27,17 @@ CHECK_EVERY = 20
 def records_path(out: Path) -> Path:
     """The records file of an output folder."""
     return out / "records.jsonl"
+
+
+def make_output_folder(out: Path) -> None:
+    """Make the output folder, before hours of training find out that it cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        writable = os.access(out, os.W_OK)
+    except OSError:  # a file is in the way, or the folder above may not be written
+        writable = False
+    if not writable:
+        raise ConfigError(f"--out must be a folder that can be written, got {str(out)!r}")
 
 
 def finished_record(out: Path, config: Config) -> Record | None:
@@ -51,6 +64,7 @@ def train(
     A diverged run is recorded too, as not completed. Where `stop` has received a signal the run
     leaves a checkpoint and raises `Interrupted`.
     """
+    make_output_folder(out)
     device = choose_device(config.train.device)
     path = checkpoints.checkpoint_path(out, config)
     all_watchers = list(watchers)
@@ -61,6 +75,7 @@ def train(
         session = Session(config, device)
         if device.type == "cuda" and config.train.deterministic:
             reason = session.why_not_deterministic()
+            reset_peak(device)  # the trial is no part of the run
             if reason is not None:
                 allow_other_kernels(reason)
         if saved is not None:

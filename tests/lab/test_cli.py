@@ -41,6 +41,13 @@ def test_demo(tmp_path):
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 10
 
 
+def test_a_demo_in_which_every_run_fails_says_why(tmp_path):
+    settings = ["--set", "optimizer.lr=1e30", "--set", "train.epochs=2", "--set", "seeds=[0]"]
+    result = run("demo", *settings, "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert "no run came to its end: the training loss is not finite" in result.output
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("demo", "--set", "train.epochs=0"), ("bench", "--turns", "-1"), ("no-such-command",)],

@@ -244,6 +244,13 @@ def test_compare_writes_records_with_the_memory_of_each_run(tmp_path):
     assert len(read_records(records_path(tmp_path))) == len(again)
 
 
+def test_the_peak_is_that_of_the_run_and_not_of_the_trial_before_it(tmp_path, monkeypatch):
+    peaks = [train(make("cnn"), out=tmp_path)["memory"]["peak_bytes"]]
+    monkeypatch.setattr(session.Session, "why_not_deterministic", lambda self: None)
+    peaks.append(train(make("cnn"), out=tmp_path)["memory"]["peak_bytes"])
+    assert peaks[0] == peaks[1]
+
+
 def test_a_failed_decomposition_of_a_diverged_run_is_a_divergence(tmp_path):
     record = train(make("cnn", "Shampoo", options={"lr": 1e30}), out=tmp_path)
     assert not record["completed"]

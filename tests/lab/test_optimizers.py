@@ -186,3 +186,11 @@ def test_a_peer_that_is_not_installed(monkeypatch):
     assert "heavyball.SOAP" in optimizers.names()
     with pytest.raises(ValueError, match="pip install 'heavyball'"):
         optimizers.build("heavyball.SOAP", cnn(), batch_size=8)
+
+
+def test_of_graph_attention_the_hidden_map_is_a_matrix():
+    pytest.importorskip("torch_geometric")
+    model = models.build("gat", SimpleNamespace(kind="graph", classes=7, shape=(20,)))
+    matrices, rest = split_parameters(model)
+    assert [name for name, _ in matrices] == ["first.lin.weight"]
+    assert {"first.att_src", "first.att_dst", "second.lin.weight"} < {name for name, _ in rest}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -44,6 +44,10 @@ class Graph:
     train: Tensor  # node numbers, int64
     validation: Tensor
     test: Tensor
+
+    def to(self, device: torch.device) -> Graph:
+        """The graph on a device."""
+        return Graph(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from rootfree_lab.config_reading import ConfigError, unknown_name
 from rootfree_lab.models import graphs, language, linear, small_images, timm_images, vmamba
 
-__all__ = ["DatasetInfo", "build", "names"]
+__all__ = ["DatasetInfo", "build", "check", "names"]
 
 
 class DatasetInfo(Protocol):
@@ -80,8 +80,8 @@ def names() -> list[str]:
     return list(_MODELS)
 
 
-def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
-    """The model of this name for the data, freshly initialised from torch's global generator."""
+def check(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> None:
+    """Raise what `build` would for a wrong name, kind of data or option, without building."""
     if name not in _MODELS:
         raise unknown_name("the model", name, names())
     builder, kinds = _MODELS[name]
@@ -93,11 +93,17 @@ def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
     for option in options:
         if option not in allowed:
             raise unknown_name(f"the option of the model {name!r},", option, allowed)
+
+
+def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
+    """The model of this name for the data, freshly initialised from torch's global generator."""
+    check(name, dataset, options)
+    builder, _ = _MODELS[name]
     try:
         return builder(dataset, **options)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the model {name!r} needs {error.name}: pip install 'rootfree[lab]'"
         ) from error
-    except (TypeError, AssertionError) as error:
+    except (TypeError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise ConfigError(f"the model {name!r} cannot be built with {options}: {error}") from error

@@ -46,10 +46,11 @@ def test_equals_the_loop(length, chunk):
     torch.testing.assert_close(selective_scan(*inputs, chunk=chunk), expected)
 
 
-def test_gradients_equal_those_of_the_loop():
+@pytest.mark.parametrize("chunk", [4, 5, 64])  # runs that fill a chunk, and that do not
+def test_gradients_equal_those_of_the_loop(chunk):
     inputs = problem(6)
     weights = torch.randn(2, 4, 3, 6, dtype=torch.float64)
-    fast = torch.autograd.grad((selective_scan(*inputs, chunk=4) * weights).sum(), inputs)
+    fast = torch.autograd.grad((selective_scan(*inputs, chunk=chunk) * weights).sum(), inputs)
     slow = torch.autograd.grad((slow_scan(*inputs) * weights).sum(), inputs)
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b)

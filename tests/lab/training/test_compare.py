@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree_lab import commands, compare, session
+from rootfree_lab import checkpoints, commands, compare, session
 from rootfree_lab.checkpoints import checkpoint_path
 from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.records import read_records
@@ -63,6 +64,16 @@ def test_train_says_what_it_does_about_checkpoints(tmp_path, config_file):
     assert f"--resume would go on from {path}" in result.output.replace("\n", "")
 
 
+def test_train_keeps_the_checkpoint_of_another_run(tmp_path, config_file):
+    mine, other = load_config(config_file), load_config(config_file, ["train.batch_size=16"])
+    path = checkpoint_path(tmp_path, mine)
+    checkpoints.save(path, other, {"step": 1})
+    result = run("train", config_file, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "train.batch_size" in result.output
+    assert checkpoints.load(path, other)["step"] == 1
+
+
 def test_train_an_entry(tmp_path, config_file):
     result = run("train", config_file, "--out", tmp_path, "--entry", "AdamW v1.5")
     assert result.exit_code == 0, result.output
@@ -77,6 +88,12 @@ def test_train_an_entry(tmp_path, config_file):
         (["--set", "data.name=digitz"], "digits"),
         (["--set", "model.name=small_cn"], "small_cnn"),
         (["--set", "optimizer.name=SDG"], "SGD"),
+        (["--set", "optimizer.lr=high"], "lr must be a real number, got 'high'"),
+        (
+            ["--set", "optimizer.name=RMSprop", "--set", "optimizer.precond_lr=low"],
+            "must be a real number",
+        ),
+        (["--set", "model.options.width=-2"], "cannot be built with {'width': -2}"),
         (["--set", "train.device=tpu9"], "train.device"),
         (["--set", "train.context=3"], "context"),
     ],
@@ -87,6 +104,26 @@ def test_bad_settings_end_with_code_2_and_a_sentence(tmp_path, config_file, argu
     assert said in result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert not records_path(tmp_path).exists()
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "demo"])
+def test_an_output_folder_that_cannot_be_is_refused_before_training(tmp_path, config_file, command):
+    arguments = [] if command == "demo" else [config_file]
+    result = run(command, *arguments, "--out", config_file)
+    assert result.exit_code == 2, result.output
+    assert "--out must be a folder that can be written" in result.output
+    assert "loss" not in result.output
+    assert config_file.is_file()
+
+
+def test_a_config_that_may_not_be_read_is_a_sentence(monkeypatch, config_file):
+    def refuse(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(config_file), "read_text", refuse)
+    result = run("train", config_file)
+    assert result.exit_code == 2
+    assert f"Permission denied: '{config_file}'" in result.output
 
 
 def test_compare_runs_everything_once(tmp_path, config_file):
@@ -135,6 +172,25 @@ def test_failing_runs_are_recorded_and_the_rest_go_on(tmp_path, config_file):
     assert (labels.count("diverges [1e30]"), labels.count("broken")) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("compare.AdamW v1.5.optimizer.lrr=1", "did you mean 'lr'?"),
+        ("compare.AdamW v1.5.optimizer.name=AdanW", "did you mean 'AdamW'?"),
+        ("compare.AdamW v1.5.model.options.widht=8", "did you mean 'width'?"),
+        ("compare.AdamW v1.5.data.name=ptb", "Name a folder with ptb.train.txt"),
+    ],
+)
+def test_what_is_wrong_in_one_entry_is_said_before_any_is_run(
+    tmp_path, config_file, assignment, said
+):
+    result = run("compare", config_file, "--out", tmp_path, "--set", assignment)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert "step" not in result.output
+    assert not records_path(tmp_path).exists()
+
+
 def test_a_diverged_run_has_exit_code_1(tmp_path, config_file):
     result = run("train", config_file, "--out", tmp_path, "--set", "optimizer.lr=1e30")
     assert result.exit_code == 1
@@ -168,6 +224,16 @@ def test_compare_goes_on_from_a_checkpoint_and_keeps_others(tmp_path, config_fil
     assert not path.exists()
 
 
+def test_labels_are_whole_in_a_narrow_table(config_file):
+    label = "IFShampoo with a long name"
+    runs = load_comparison(config_file)
+    shown = io.StringIO()
+    rows = compare.table([replace(runs[0], label=label)], {})
+    Console(width=60, file=shown).print(rows)
+    column = [line.split("│")[1].strip() for line in shown.getvalue().splitlines() if "│" in line]
+    assert "".join(column).replace(" ", "") == label.replace(" ", "")
+
+
 def test_the_live_table_on_a_terminal(tmp_path, config_file):
     runs = load_comparison(config_file, ["seeds=[0]"])
     shown = io.StringIO()
@@ -180,7 +246,8 @@ def test_the_live_table_on_a_terminal(tmp_path, config_file):
 
 def test_tensorboard_logs(tmp_path, config_file):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    result = run("train", config_file, "--out", tmp_path, "--set", "output.tensorboard=true")
+    settings = ("--set", "output.tensorboard=true", "--set", "label=../SGD")
+    result = run("train", config_file, "--out", tmp_path, *settings)
     assert result.exit_code == 0, result.output
     (folder,) = (tmp_path / "tensorboard").iterdir()
     log = events.EventAccumulator(str(folder)).Reload()

@@ -112,6 +112,13 @@ def test_identity_is_of_what_determines_the_result(config_file):
         assert base.identity() != load_config(config_file, [assignment]).identity()
 
 
+def test_none_takes_a_setting_away(config_file):
+    config = load_config(config_file, ["train.epochs=none", "train.steps=3", "data.limit=none"])
+    assert (config.train.epochs, config.train.steps, config.data.limit) == (None, 3, None)
+    with pytest.raises(ConfigError, match=r"train\.batch_size must be an integer"):
+        load_config(config_file, ["train.batch_size=none"])
+
+
 def test_the_command_line_wins_over_the_entries(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text("""

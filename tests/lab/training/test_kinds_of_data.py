@@ -13,6 +13,7 @@ from rootfree_lab.config_files import config_from
 from rootfree_lab.config_reading import plain_options
 from rootfree_lab.data import Dataset, Graph, Split
 from rootfree_lab.feeding import Feed
+from rootfree_lab.models import graphs
 from rootfree_lab.session import Session
 from rootfree_lab.training import train
 
@@ -112,6 +113,21 @@ def test_batches_of_nodes(made_up, size, per_epoch):
     assert nodes.max() < 20
     assert torch.equal(torch.cat([batch.target for batch in batches]), graph().graph.labels[nodes])
     built.step()
+
+
+def test_hops_are_made_once_for_training_and_tests(made_up, monkeypatch):
+    """Elsewhere than on the CPU `to` gives another tensor each time."""
+    stays = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, *a, **k: stays(x, *a, **k).clone())
+    made = []
+    hops = graphs.hop_features
+    monkeypatch.setattr(graphs, "hop_features", lambda *a: made.append(a) or hops(*a))
+    settings = config("made-up graph", {"name": "gamlp", "options": {"hidden": 16}}, epochs=2)
+    built = Session(settings, torch.device("cpu"))
+    for _ in range(2):
+        built.step()
+        built.evaluate()
+    assert len(made) == 1
 
 
 def test_a_whole_graph_is_one_batch_of_a_model_that_needs_it(made_up):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 
 import pytest
 import torch
@@ -163,6 +165,27 @@ def test_a_model_without_deterministic_kernels_is_named_before_it_trains(make_co
     after = built.model.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert all(p.grad is None for p in built.model.parameters())
+
+
+def test_the_trial_takes_a_batch_of_training_and_gives_it_back(make_config, monkeypatch):
+    tried, other = (Session(make_config(), torch.device("cpu")) for _ in range(2))
+    seen = []
+    forward = tried._forward
+    monkeypatch.setattr(tried, "_forward", lambda b, m: seen.append(b.target) or forward(b, m))
+    tried.why_not_deterministic()
+    assert [len(target) for target in seen] == [32]
+    assert all(torch.equal(tried.feed.take().target, other.feed.take().target) for _ in range(7))
+
+
+def test_a_run_that_is_over_takes_no_memory_from_the_next(make_config):
+    gc.disable()  # it would come some time, and not always before the peak is measured
+    try:
+        over = weakref.ref(Session(make_config(), torch.device("cpu")).model)
+        following = Session(make_config(), torch.device("cpu"))
+        assert over() is None
+        assert following.done == 0
+    finally:
+        gc.enable()
 
 
 def test_other_kernels_are_allowed_with_a_warning_until_the_run_is_over():
