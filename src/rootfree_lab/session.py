@@ -133,7 +133,6 @@ class Session:
                 clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
         self._count(outputs, loss, batch)
         with watch.part("optimizer"):
-            self._tell_batch_size(terms(batch.target))
             self._update()
         self.done += 1
 
@@ -181,15 +180,6 @@ class Session:
                     raise
                 return str(error).partition(". ")[0]
         return None
-
-    def _tell_batch_size(self, count: int) -> None:
-        if count == self.terms:
-            return
-        self.terms = count
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                if "batch_size" in group:
-                    group["batch_size"] = count
 
     def check_finite(self) -> None:
         """Raise if a loss since the last point was not finite (waits for the device)."""

@@ -22,14 +22,17 @@ def selective_scan(
     """The outputs y: (b, g, d, L).
 
     The states (b, g, d, L, n) are n times as large as anything else here, so they are made a chunk
-    of positions at a time, and again in the backward pass: only those at the chunks' ends stay.
+    of positions at a time, and again in the backward pass (which holds some eight times the states
+    of a chunk): only those at the chunks' ends stay.
     """
     state = u.new_zeros(*u.shape[:3], A.shape[-1])
     ys = []
     for u_, delta_, B_, C_ in zip(*(t.split(chunk, -1) for t in (u, delta, B, C)), strict=True):
         arguments = (state, u_, delta_, A, B_, C_)
         if torch.is_grad_enabled() and u.shape[-1] > chunk:
-            y, state = checkpoint(_scan_chunk, *arguments, use_reentrant=False)
+            y, state = checkpoint(
+                _scan_chunk, *arguments, use_reentrant=False, preserve_rng_state=False
+            )
         else:
             y, state = _scan_chunk(*arguments)
         ys.append(y)
@@ -43,7 +46,7 @@ def _scan_chunk(
 
     The chunk is cut into k runs of as many positions. All runs go through the recurrence side by
     side, each from h = 0; then the states at their ends are carried on, one run after the other.
-    Only products of decays appear, all in (0, 1], so nothing overflows (dividing them would).
+    Only products of decays appear, none above one, so nothing overflows (quotients would).
     """
     length = u.shape[-1]
     positions = math.isqrt(length - 1) + 1  # of a run
