@@ -182,8 +182,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         if self._curvature is not None:
             self._curvature.ask()
         for group, ps, gs in work:
-            held = next((t for row in self._rows(ps) for t in row.values()), ps[0])
-            if held.device != ps[0].device:
+            if self._is_elsewhere(ps):
                 self._settle(group)
             self._update(group, ps, gs)
         self._end_step()
@@ -241,6 +240,19 @@ class RootFreeOptimizer(Optimizer, ABC):
             known = ps.known["rows"] = (self._epoch, [self.state[p] for p in ps])
         rows: list[dict[str, Tensor]] = known[1]
         return rows
+
+    def _is_elsewhere(self, ps: list[Tensor]) -> bool:
+        """Whether state of these is not where they are.
+
+        All of it is looked at once for a list that lives on, afterwards the first parameter's.
+        """
+        rows, device = self._rows(ps), ps[0].device
+        fresh = isinstance(ps, KnownList) and ps.known.get("here") != self._epoch
+        if any(t.device != device for row in (rows if fresh else rows[:1]) for t in row.values()):
+            return True
+        if isinstance(ps, KnownList):
+            ps.known["here"] = self._epoch
+        return False
 
     @_disable_dynamo
     def _settle(self, group: Group) -> None:

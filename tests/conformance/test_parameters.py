@@ -104,15 +104,26 @@ def test_state_follows_a_moved_model_also_where_gradients_are_missing(row):
     """No tensors that were left behind are stacked with others, or handed to their kernel."""
     ps = [nn.Parameter(torch.zeros(4, 4, device="meta")) for _ in range(2)]
     optimizer = row.make(ps)
-    for state in (
-        optimizer.state.values()
-    ):  # as if the parameters had been on the CPU when the optimizer was made
+    # As if the parameters had been on the CPU when the optimizer was made.
+    for state in optimizer.state.values():
         state.update({key: torch.zeros_like(t, device="cpu") for key, t in state.items()})
     for p in ps:
         p.grad = torch.zeros_like(p)
         optimizer.step()
         held = [t for state in optimizer.state.values() for t in state.values()]
         assert all(t.device == p.device for t in held)
+
+
+def test_state_follows_a_part_of_a_model_that_is_moved(row):
+    """The others of its list, which it comes after, are where they should be."""
+    ps = [nn.Parameter(torch.zeros(4, 4, device="meta")) for _ in range(2)]
+    optimizer = row.make(ps)
+    last = optimizer.state[ps[1]]
+    last.update({key: torch.zeros_like(t, device="cpu") for key, t in last.items()})
+    for p in ps:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert all(t.is_meta for state in optimizer.state.values() for t in state.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
