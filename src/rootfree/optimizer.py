@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast, overload
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
@@ -203,9 +204,12 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _kernel_for(self, p: Tensor) -> Any:
         """The kernel for the device of p; None: the rule runs.
 
-        The rule is what gets compiled, and what knows other curvature than B·ggᵀ.
+        The rule is what gets compiled, what knows other curvature than B·ggᵀ, and what can be
+        followed where tensors have no numbers (to estimate memory, say).
         """
         if self._curvature is not None or torch.compiler.is_compiling():
+            return None
+        if isinstance(p, FakeTensor):
             return None
         kernel = self._kernels.get(p.device.type)
         # Those who insist see the error itself.

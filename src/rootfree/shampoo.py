@@ -72,8 +72,9 @@ class IFShampoo(BlockOptimizer):
             but diagonal for vectors and for axes as long as a vocabulary.
         block_size: longer axes are cut into nearly equal blocks, and input axes merged up to this
             size; None: neither.
-        factor_dtype: dtype of the factors. None: float32 (float64 for float64 parameters).
-            ``torch.bfloat16`` halves their memory and rounds stochastically.
+        factor_dtype: dtype of the factors. None: float32 (float64 for float64 parameters); the
+            kernels keep such a matrix in two halves, "upper0" and "lower0" in place of "factor0" in
+            the state. ``torch.bfloat16`` halves their memory and rounds stochastically.
         matmul_dtype: dtype of the matrix products. None: bfloat16 on CUDA, float32 elsewhere.
         factor_norm: "spectral" (the rate does not depend on the width), "frobenius" (the paper's),
             or None (no normalisation: for studies of the plain rule).

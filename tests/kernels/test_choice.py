@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rootfree
 from kernels.devices import DEVICE
@@ -68,3 +69,14 @@ def test_kernels_are_tried_once_and_left_alone_where_triton_fails(monkeypatch):
             optimizer.step()
     finally:
         kernels.usable.cache_clear()
+
+
+@pytest.mark.parametrize("method", [rootfree.RFRMSprop, rootfree.IFShampoo])
+def test_tensors_without_numbers_are_followed_through_the_rules(method):
+    """As where the memory of a training run is estimated."""
+    with FakeTensorMode():
+        p = torch.nn.Parameter(torch.randn(64, 32, device=DEVICE))
+        optimizer = method([p], batch_size=8, fused=True)
+        p.grad = torch.randn_like(p)
+        optimizer.step()
+    assert sum(t.numel() for t in optimizer.state[p].values()) >= p.numel()
