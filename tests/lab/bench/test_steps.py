@@ -238,8 +238,6 @@ def test_names_and_patterns():
 
 
 def test_muon_says_where_it_does_not_apply():
-    if not hasattr(torch.optim, "Muon"):
-        pytest.skip("this torch has no Muon")
     with pytest.raises(NotApplicableError, match=r"2-D parameters only: 10\.0%"):
         contenders()["torch Muon"].build(
             [nn.Parameter(torch.zeros(9, 2, 2, 5)), nn.Parameter(torch.zeros(4, 5))]
