@@ -170,17 +170,47 @@ def test_a_checkpoint_with_a_damaged_half_is_refused(fused, damage):
     assert all(torch.equal(t, other.state[q][key]) for key, t in before.items())
 
 
-def test_what_the_kernels_do_not_know_works_on_halves_too():
-    """update_rms is turned on later: the rules run on the factors as they are kept."""
+def test_the_form_follows_options_that_are_changed_later():
+    """With update_rms the rules run, and without it the kernels again."""
     runs = [trained(fused, 0) for fused in (True, False)]
     for _, optimizer in runs:
         optimizer.param_groups[0]["update_rms"] = 0.2
         run(optimizer, range(3))
     (p, optimizer), (q, other) = runs
+    assert torch.equal(p, q)
+    assert optimizer.state[p].keys() == other.state[q].keys()
+    assert all(torch.equal(t, other.state[q][key]) for key, t in optimizer.state[p].items())
+    optimizer.param_groups[0]["update_rms"] = None
+    run(optimizer, range(3, 4))
     assert "block0.upper0" in optimizer.state[p]
+
+
+def test_a_copy_without_kernels_has_factors_in_one_piece():
+    p, optimizer = trained(True, 3)
+    other = copy.deepcopy(optimizer)
+    other._kernels = {}  # as on a machine that has none
+    (q,) = other.param_groups[0]["params"]
+    before = joined(other.state[q])
+    q.grad = torch.zeros_like(q)
+    other.param_groups[0]["step"] = 1  # no refresh
+    other.step()
+    assert "block0.upper0" in optimizer.state[p]
+    assert all(torch.equal(other.state[q][key], t) for key, t in before.items() if "factor" in key)
+
+
+def test_a_model_that_is_made_wider_later():
+    """The kernels do not know float64: the rules run on halves, which float64 does not change."""
+    (p, optimizer), (q, other) = trained(True, 3), trained(False, 0)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with torch.no_grad():
+        q.copy_(p)
+    for each, its in ((p, optimizer), (q, other)):
+        each.data = each.data.double()
+        each.grad = None
+        run(its, range(3, 5))
     assert torch.equal(p, q)
     mine = joined(optimizer.state[p])
-    assert all(torch.equal(mine[key], other.state[q][key]) for key in mine)
+    assert all(torch.equal(mine[key], t) for key, t in other.state[q].items() if "factor" in key)
 
 
 def test_products_may_be_asked_for_in_another_dtype_later():

@@ -34,14 +34,18 @@ _NOT_IN_DIRECTIONS = {
     "update_every", "structure", "block_size",
 }  # fmt: skip
 
+# Options that may be changed between steps and that the form of the state depends on.
+_FORM_OPTIONS = ("matmul_dtype", "factor_dtype", "update_rms")
+
 
 class BlockOptimizer(RootFreeOptimizer):
     """Base of the matrix methods; subclasses define `_tiles`, `_block_state` and `_direction`."""
 
     _elements_at_once = None  # buckets have all their members at once
 
-    #: buckets by group; made when first needed, so that copies and unpickled optimizers have none
-    _layouts: Mapping[int, list[Bucket]] = {}
+    #: buckets by group, with the options that they are for; made when first needed, so that copies
+    #: and unpickled optimizers have none
+    _layouts: Mapping[int, tuple[tuple[Any, ...], list[Bucket]]] = {}
 
     _kernel_name = "blocks"
 
@@ -158,18 +162,32 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _buckets(self, group: Group) -> list[Bucket]:
         """The group's buckets, with slabs that hold the parameters' state."""
-        if id(group) not in self._layouts:
-            buckets: dict[Any, Bucket] = {}
-            for p in group["params"]:
-                for prefix, tile, structures in self._slots_of(p, group):
-                    key = (p.device, p.dtype, tile.sizes, structures)
-                    slots = buckets.setdefault(key, Bucket(structures)).slots
-                    slots.append(Slot(p, tile, prefix))
+        options = tuple(group.get(name) for name in _FORM_OPTIONS)
+        known, buckets = self._layouts.get(id(group), (None, []))
+        if known != options:
+            buckets = self._new_buckets(group)
             # A new dict, not an entry: the class attribute is the empty start of all optimizers.
-            self._layouts = {**self._layouts, id(group): list(buckets.values())}
-        for bucket in self._layouts[id(group)]:
+            self._layouts = {**self._layouts, id(group): (options, buckets)}
+        for bucket in buckets:
             bucket.adopt(self.state)
-        return self._layouts[id(group)]
+        return buckets
+
+    def _new_buckets(self, group: Group) -> list[Bucket]:
+        found: dict[Any, Bucket] = {}
+        for p in group["params"]:
+            for prefix, tile, structures in self._slots_of(p, group):
+                key = (p.device, p.dtype, tile.sizes, structures)
+                found.setdefault(key, Bucket(structures)).slots.append(Slot(p, tile, prefix))
+        buckets = list(found.values())
+        # State made with other options, or on a machine with other kernels, may have another form.
+        if not all(self._has_its_form(bucket, group) for bucket in buckets):
+            self._settle(group)
+        return buckets
+
+    def _has_its_form(self, bucket: Bucket, group: Group) -> bool:
+        p, tile, prefix = (slot := bucket.slots[0]).p, slot.tile, slot.prefix
+        wanted = {prefix + name for name in self._block_state(p, tile, bucket.structures, group)}
+        return wanted == {key for key in self.state[p] if key.startswith(prefix)}
 
     def _refreshes(self, group: Group) -> bool:
         return schedule(group["update_every"])(group["step"])
@@ -263,9 +281,8 @@ class BlockOptimizer(RootFreeOptimizer):
     ) -> list[tuple[torch.dtype, Stack, list[int]]]:
         """Stacks of one dtype each, with the positions of their parameters in ps."""
         assert isinstance(ps, KnownList)
-        products = group.get("matmul_dtype")  # may be changed between steps
         known = ps.known.get("stacks")
-        if known is not None and known[0] is buckets and known[2] == products:
+        if known is not None and known[0] is buckets:
             return cast("list[tuple[torch.dtype, Stack, list[int]]]", known[1])
         everything = [p for each in self.param_groups for p in each["params"]]
         model = sum(p.numel() for p in everything) if self._replayable else None
@@ -282,7 +299,7 @@ class BlockOptimizer(RootFreeOptimizer):
             mine = KnownList(ps[i] for i in where)
             stack = kernel.stack(mine, chosen, model=model)
             stacks.append((dtype, stack, where))
-        ps.known["stacks"] = (buckets, stacks, products)
+        ps.known["stacks"] = (buckets, stacks)
         return stacks
 
     def _descend(self, group: Group, ps: list[Tensor], us: list[Tensor]) -> None:
@@ -318,5 +335,4 @@ class BlockOptimizer(RootFreeOptimizer):
 
 
 def _layout_options(group: Group) -> tuple[Any, ...]:
-    names = ("structure", "block_size", "matmul_dtype", "factor_dtype", "update_rms")
-    return tuple(group.get(name) for name in names)
+    return tuple(group.get(name) for name in ("structure", "block_size", *_FORM_OPTIONS))
