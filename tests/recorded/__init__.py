@@ -1,0 +1,1 @@
+"""Trajectories of every optimizer, recorded once and compared bit by bit."""
