@@ -1,25 +1,27 @@
 """Optimizers for PyTorch without the square root."""
 
-from rootfree.adagrad import RFAdagrad
-from rootfree.adamw import RFAdamW
-from rootfree.batch_size import track_batch_size
 from rootfree.curvature import (
     Curvature,
     DiagonalCurvature,
     KroneckerCurvature,
     SumOfOuterProducts,
 )
-from rootfree.full_matrix import IFFullAdagrad, RFFullAdagrad
-from rootfree.graphs import GraphedStep
-from rootfree.optimizer import RootFreeOptimizer
+from rootfree.methods.if_full_adagrad import IFFullAdagrad
+from rootfree.methods.if_shampoo import IFShampoo
+from rootfree.methods.rf_adagrad import RFAdagrad
+from rootfree.methods.rf_adamw import RFAdamW
+from rootfree.methods.rf_full_adagrad import RFFullAdagrad
+from rootfree.methods.rf_rmsprop import RFRMSprop
+from rootfree.methods.rf_shampoo import RFShampoo
 from rootfree.recorders import (
     HutchinsonDiagonal,
     KFACRecorder,
     MonteCarloFisherRecorder,
     PerExampleFisherRecorder,
 )
-from rootfree.rmsprop import RFRMSprop
-from rootfree.shampoo import IFShampoo, RFShampoo
+from rootfree.shell.batch_size import track_batch_size
+from rootfree.shell.graphed_step import GraphedStep
+from rootfree.shell.optimizer import RootFreeOptimizer
 
 __version__ = "0.1.0.dev0"
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rootfree.curvature.diagonal import DiagonalCurvature
 from rootfree.curvature.kronecker import KroneckerCurvature
-from rootfree.curvature.sum_of_outer_products import SumOfOuterProducts
+from rootfree.curvature.outer_products import SumOfOuterProducts
 
 #: H of one parameter, in one of three forms
 ParameterCurvature: TypeAlias = SumOfOuterProducts | KroneckerCurvature | DiagonalCurvature

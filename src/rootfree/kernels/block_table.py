@@ -2,86 +2,94 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rootfree.blocks import Tile
+from rootfree.layout.tiles import Piece
 
-# A program's share of a block. Blocks that are one piece of memory are cut into rows of COLS.
+# A program's share of a rectangle. What is one piece of memory is cut into rows of COLS.
 ROWS, COLS, WARPS = 4, 1024, 8
 
-Entry = tuple[int, int, int, int, int, int]
-Item = tuple[int, int, int, int]
+
+class Rectangle(NamedTuple):
+    """Rows of a block that are regular both in the parameter and in the stack."""
+
+    parameter: int
+    offset: int
+    distance: int  # of rows in the parameter
+    columns: int
+    elements: int
+    stack: int
+    pitch: int  # distance of rows in the stack
 
 
-def entries_of(tile: Tile, *, which: int, stack: int) -> list[list[Entry]]:
-    """Per block of the tile, the rectangles that it is made of in a contiguous parameter.
+class Item(NamedTuple):
+    """What one program does: at most ROWS×COLS of a rectangle."""
 
-    Entry: (parameter, offset, distance of rows, columns, elements, offset in the stack).
+    rectangle: int
+    row: int
+    column: int
+    place: int  # of its partial sum of squared gradients
+
+
+def rectangles_of(
+    piece: Piece, *, parameter: int, stack: int, block: int
+) -> Iterator[tuple[int, Rectangle]]:
+    """The rectangles of a piece, each with the number of its block in the tile.
+
+    `stack`: where the tile's blocks begin in the stack; `block`: elements of one.
     """
-    strides = [math.prod(tile.view[n + 1 :]) for n in range(len(tile.view))]
-    levels = _levels(tile.sizes, strides)
-    outer, rows, columns = levels[:-2], *([(1, 0), *levels][-2:])
+    n = len(piece.counts)
+    axes = list(zip((*piece.counts, *piece.sizes), piece.strides, piece.stack_strides, strict=True))
+    levels = _merged(axes[n:])
+    if levels[-1][1:] != (1, 1):
+        levels.append((1, 1, 1))
+    outer = axes[:n] + levels[:-2]
+    rows, columns = ([(1, 0, 0), *levels])[-2:]
     if rows[1] * ROWS >= 2**31:  # the kernels count in int32 inside a share: row by row
-        outer, rows = levels[:-1], (1, 0)
-    (row_count, distance), (column_count, _) = rows, columns
-    elements = row_count * column_count
-    blocks = []
-    for position in product(*(range(count) for count in tile.counts)):
-        start = sum(
-            (first + i * size) * stride
-            for first, i, size, stride in zip(
-                tile.starts, position, tile.sizes, strides, strict=True
-            )
-        )
-        rectangles = []
-        for index in product(*(range(size) for size, _ in outer)):
-            offset = start + sum(i * s for i, (_, s) in zip(index, outer, strict=True))
-            shape = (COLS, COLS) if row_count == 1 else (distance, column_count)
-            rectangles.append((which, offset, *shape, elements, stack))
-            stack += elements
-        blocks.append(rectangles)
-    return blocks
+        outer, rows = axes[:n] + levels[:-1], (1, 0, 0)
+    shape = (rows[1], columns[0], rows[0] * columns[0])
+    pitch = rows[2]
+    if rows[0] == 1:
+        shape, pitch = (COLS, COLS, columns[0]), COLS
+    for index in product(*(range(size) for size, _, _ in outer)):
+        steps = list(zip(index, outer, strict=True))
+        offset = piece.offset + sum(i * stride for i, (_, stride, _) in steps)
+        place = piece.stack_offset + sum(i * stride for i, (_, _, stride) in steps)
+        yield place // block, Rectangle(parameter, offset, *shape, stack + place, pitch)
 
 
-def _levels(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """(size, stride) from the outermost in, neighbours that lie without a gap merged."""
-    levels = [(sizes[-1], strides[-1])]
-    for size, stride in zip(reversed(sizes[:-1]), reversed(strides[:-1]), strict=True):
-        inner_size, inner_stride = levels[0]
-        if stride == inner_size * inner_stride:
-            levels[0] = (size * inner_size, inner_stride)
+def _merged(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """(size, stride, stride in the stack) from the outermost in, neighbours without gaps merged."""
+    levels: list[tuple[int, int, int]] = []
+    for size, stride, pitch in reversed([axis for axis in axes if axis[0] != 1]):
+        if levels and (stride, pitch) == (levels[0][0] * levels[0][1], levels[0][0] * levels[0][2]):
+            levels[0] = (size * levels[0][0], *levels[0][1:])
         else:
-            levels.insert(0, (size, stride))
-    return levels
+            levels.insert(0, (size, stride, pitch))
+    return levels or [(1, 1, 1)]
 
 
-def items_of(entry: Entry, *, number: int, place: int) -> list[Item]:
-    """The shares of an entry: (entry, first row, first column, place of the partial sum)."""
-    _, _, _, columns, elements, _ = entry
-    rows = -(-elements // columns)
-    starts = product(range(0, rows, ROWS), range(0, columns, COLS))
-    return [(number, row, col, place + i) for i, (row, col) in enumerate(starts)]
+def items_of(rectangle: Rectangle, *, number: int, place: int) -> list[Item]:
+    """The programs of a rectangle; their partial sums are next to each other."""
+    rows = -(-rectangle.elements // rectangle.columns)
+    starts = product(range(0, rows, ROWS), range(0, rectangle.columns, COLS))
+    return [Item(number, row, column, place + i) for i, (row, column) in enumerate(starts)]
 
 
-def shares_of(entry: Entry) -> int:
-    """How many items an entry has."""
-    _, _, _, columns, elements, _ = entry
-    return -(-elements // (columns * ROWS)) * -(-columns // COLS)
+def items_in(rectangle: Rectangle) -> int:
+    """How many items a rectangle has."""
+    rows = -(-rectangle.elements // rectangle.columns)
+    return -(-rows // ROWS) * -(-rectangle.columns // COLS)
 
 
-def aligned(entries: Sequence[Entry]) -> bool:
+def aligned(rectangles: Sequence[Rectangle]) -> bool:
     """Whether rows start and end at multiples of eight numbers."""
-    return all(
-        value % 8 == 0
-        for _, offset, distance, columns, elements, stack in entries
-        for value in (offset, distance, columns, elements, stack)
-    )
+    return all(value % 8 == 0 for rectangle in rectangles for value in rectangle[1:])
 
 
 def as_table(rows: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:

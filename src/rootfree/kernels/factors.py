@@ -2,12 +2,11 @@
 
 The equations are those of rules/if_shampoo.py with the gradient outer product as curvature; the
 kernels are in triton_factors.py and triton_products.py. Products are in bf16, sums in fp32, and so
-are the factors: in halves (rootfree/halves.py), of which products take the upper one.
+are the factors: in halves (halves.py), of which products take the upper one. Hyper-parameters are
+read from a table on the device (tables.py), so that recorded launches follow them.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,11 +20,7 @@ from rootfree.kernels.axis_products import (
     tiling,
 )
 from rootfree.kernels.launch import launch, triton_kernels
-from rootfree.rules.if_shampoo import LEAST_DAMPING
-from rootfree.structures import Dense, Diagonal, Structure
-from rootfree.structures.norms import SLACK
-
-Structures = tuple[Structure, ...]
+from rootfree.structures.base import SLACK
 
 # Blocks are worked on in portions of at most this many elements (or one block): temporaries do not
 # grow with the model, and launches are still large enough to keep the device busy.
@@ -35,67 +30,42 @@ _BLOCK = 4096
 _LONG = 16
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Hyper-parameters of the factors."""
-
-    B: int
-    beta2: float
-    lam: float
-    gamma: float
-    norm: str | None
-
-
-def knows(structures: Structures, state: dict[str, Tensor], products: torch.dtype) -> bool:
-    """Whether there are kernels for these factors.
-
-    There are for two or three dense ones with products in bf16, and a diagonal one on one axis.
-    """
-    kinds = [type(s) for s in structures]
-    dense = kinds in ([Dense] * 2, [Dense] * 3) and products == torch.bfloat16
-    vector = kinds == [Diagonal] and products == torch.float32
-    return (dense or vector) and "tangent0" not in state
-
-
-def fits(structures: Structures, state: dict[str, Tensor], G: Tensor) -> bool:
-    """Whether they take the state as it is: matrices in halves, or rounded to bf16."""
-    kept = (torch.bfloat16,) if len(structures) > 1 else (torch.float32, torch.bfloat16)
-    return knows(structures, state, G.dtype) and _operand(state, 0).dtype in kept
-
-
 def direction_(
-    structures: Structures,
     state: dict[str, Tensor],
     G: Tensor,
     squares: Tensor,
-    rates: Rates,
+    numbers: Tensor,
     *,
+    norm: str | None,
     refresh: bool,
 ) -> None:
     """G <- U, its direction; on refresh the factors move first.  Changes G and state.
 
     `squares` (b, count), float64: partial sums of the squared gradients, for factors that start
-    from the first gradient.
+    from the first gradient. `numbers`: B, β₂, λ and γ in places 5 to 8.
     """
-    if len(structures) == 1:
-        _vectors_(state, G, rates, refresh=refresh)
+    axes = G.dim() - 1
+    if axes == 1:
+        _vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
         portions = -(-G.numel() // PORTION)
         portion = -(-len(G) // portions)  # all of about the same size
         for i in range(0, len(G), portion):
             part = slice(i, i + portion)
             rows = {name: slab[part] for name, slab in state.items()}
-            Ks = [_operand(rows, n) for n in range(len(structures))]
+            Ks = [_operand(rows, n) for n in range(axes)]
             sums = squares[part] if refresh and "started" in rows else None
-            site = (*_site(G[part], rows, sums, rates), refresh)
+            site = (*_site(G[part], rows, sums, norm), refresh)
             if refresh:
-                _refresh_(site, Ks, rows, G[part], sums, rates)
+                _refresh_(site, Ks, rows, G[part], sums, numbers, norm)
             _precondition_(site, G[part], Ks)
     if refresh and "rounding" in state:
-        state["rounding"] += len(structures)
+        state["rounding"] += axes
 
 
-def _vectors_(state: dict[str, Tensor], G: Tensor, rates: Rates, *, refresh: bool) -> None:
+def _vectors_(
+    state: dict[str, Tensor], G: Tensor, numbers: Tensor, *, norm: str | None, refresh: bool
+) -> None:
     k = state["factor0"]
     launch(
         triton_kernels().factors.vector_kernel,
@@ -104,26 +74,23 @@ def _vectors_(state: dict[str, Tensor], G: Tensor, rates: Rates, *, refresh: boo
         k,
         state.get("started", k),
         state.get("rounding", k),
+        numbers,
         G.shape[1],
-        float(rates.B),
-        float(rates.beta2),
-        max(float(rates.lam), LEAST_DAMPING),
-        float(rates.gamma),
-        site=(*_site(G, state, None, rates), refresh),
+        site=(*_site(G, state, None, norm), refresh),
         REFRESH=refresh,
         START="started" in state,
-        NORM=rates.norm or "none",
+        NORM=norm or "none",
         BLOCK=1024,
         num_warps=4,
     )
 
 
-def _site(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, rates: Rates) -> Site:
+def _site(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:
     """What tells the launches of one portion from those of others (see `launch`)."""
     tensors = [G, *state.values(), *([] if sums is None else [sums])]
     return (
         G.device, G.shape, _operand(state, 0).dtype, "started" in state, "upper0" in state,
-        None if sums is None else sums.shape, rates.norm,
+        None if sums is None else sums.shape, norm,
         *[t.data_ptr() % 16 for t in tensors],
     )  # fmt: skip
 
@@ -139,7 +106,8 @@ def _refresh_(
     state: dict[str, Tensor],
     G: Tensor,
     squares: Tensor | None,
-    rates: Rates,
+    numbers: Tensor,
+    norm: str | None,
 ) -> None:
     """Move the factors.  Changes state, of which Ks are a part."""
     kernels = triton_kernels().factors
@@ -147,8 +115,8 @@ def _refresh_(
     scales = torch.empty(b, device=G.device)
     if squares is not None:
         launch(
-            kernels.start_kernel, b, squares, state["started"], scales,
-            squares.shape[1], elements, float(rates.B), site=site, AXES=len(Ks), num_warps=1,
+            kernels.start_kernel, b, squares, state["started"], scales, numbers,
+            squares.shape[1], elements, site=site, AXES=len(Ks), num_warps=1,
         )  # fmt: skip
     traces = []
     for n, K in enumerate(Ks):
@@ -175,7 +143,7 @@ def _refresh_(
         site=site, BLOCK=_BLOCK,
     )  # fmt: skip
     for n, K in enumerate(Ks):
-        _move_((*site, n), n, K, Ghat, largest, traces, state, rates)
+        _move_((*site, n), n, K, Ghat, largest, traces, state, numbers, norm)
 
 
 def _move_(
@@ -186,7 +154,8 @@ def _move_(
     largest: Tensor,
     traces: list[Tensor],
     state: dict[str, Tensor],
-    rates: Rates,
+    numbers: Tensor,
+    norm: str | None,
 ) -> None:
     """K <- K(I - β₂ h/max(1, ‖h‖)).  Changes K and its lower half."""
     kernels = triton_kernels()
@@ -197,18 +166,16 @@ def _move_(
     long = r > _LONG * d
     gram = long_gram(site, X) if long else K
     others = [trace for j, trace in enumerate(traces) if j != n]
-    # λ ∏_{j≠n} 1/dⱼ: the kernel multiplies by the traces of the other factors
-    lam = max(rates.lam, LEAST_DAMPING) / r
     h, q = torch.empty_like(K), torch.empty_like(K)
     sums, fourths = (torch.empty(b, tiles, device=K.device) for _ in range(2))
     launch(
         kernels.products.tangent_kernel,
-        b * tiles, X, K, gram, h, sums, largest, others[0], others[-1],
+        b * tiles, X, K, gram, h, sums, largest, others[0], others[-1], numbers,
         d, r, X.stride(0), X.stride(1), X.stride(2), tiles, largest.shape[1],
-        others[0].shape[1], others[-1].shape[1], float(rates.B), lam, float(rates.gamma),
+        others[0].shape[1], others[-1].shape[1],
         site=site, GRAM=long, OTHERS=len(others), **tile,
     )  # fmt: skip
-    if rates.norm == "spectral":
+    if norm == "spectral":
         square = kernels.products.square_kernel
         shape = (b * tiles, h, q, sums, fourths, d, tiles)
         launch(square, *shape, site=(*site, 1), STORE=True, **tile)
@@ -219,8 +186,8 @@ def _move_(
     launch(
         kernels.factors.move_kernel,
         b * chunks, K, state.get(f"lower{n}", K), q, sums, fourths, state.get("started", K),
-        state.get("rounding", K), d * d, chunks, tiles, n, float(rates.beta2), SLACK,
-        site=site, NORM=rates.norm or "none", START="started" in state, HALVES=f"lower{n}" in state,
+        state.get("rounding", K), numbers, d * d, chunks, tiles, n, SLACK,
+        site=site, NORM=norm or "none", START="started" in state, HALVES=f"lower{n}" in state,
         BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 

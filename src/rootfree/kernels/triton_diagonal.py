@@ -1,8 +1,9 @@
 """The diagonal methods in one pass over all parameters: the equations of rules/diagonal.py.
 
 A program updates one chunk of one parameter. `items` (two int32 each) says which parameter and
-which chunk; `here` holds the addresses of all parameters, then of all preconditioners, all momenta
-and, for bf16 state, all rounding counters; `there` those of the gradients.
+which chunk; `state` holds the addresses of all parameters, then of all preconditioners, all momenta
+and, for bf16 state, all rounding counters; `gradients` those of the gradients. `numbers` (fp32): β₁,
+keep, gain, α₁, λ, κ.
 """
 
 from __future__ import annotations
@@ -10,27 +11,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rootfree.kernels.triton_rounding import round_stochastically
-
-
-@triton.jit
-def _pointer(addresses, index, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = tl.load(addresses + index).to(tl.pointer_type(dtype))
-    return tl.multiple_of(pointer, 16) if ALIGNED else pointer
-
-
-@triton.jit
-def _store_state(pointer, offsets, mask, x, index, counter):
-    if pointer.dtype.element_ty == tl.bfloat16:
-        tl.store(pointer + offsets, round_stochastically(x, index, counter), mask)
-    else:
-        tl.store(pointer + offsets, x, mask)
+from rootfree.kernels.triton_shared import load_pointer, store_state
 
 
 @triton.jit
 def _heavy_ball(
     p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa,
-    MOMENTUM: tl.constexpr,
+    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
     """s <- keep·s + gain·g²;  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m."""
     p = tl.load(p_at + at, mask).to(tl.float32)
@@ -39,18 +26,26 @@ def _heavy_ball(
     if MOMENTUM:
         m = tl.load(m_at + at, mask).to(tl.float32)
     s = keep * s + gain * (g * g)
-    _store_state(s_at, at, mask, s, at, counter)
-    u = g / (s + lam) + kappa * p
+    store_state(s_at, at, mask, s, at, counter)
+    u = g / (s + lam)
+    if DECOUPLED:
+        p = p * (1 - step * kappa)
+    else:
+        u += kappa * p
     if MOMENTUM:
-        u += alpha1 * m
-        _store_state(m_at, at, mask, u, at, counter + 1)
+        m = u + alpha1 * m
+        store_state(m_at, at, mask, m, at, counter + 1)
+        if NESTEROV:
+            u += alpha1 * m
+        else:
+            u = m
     tl.store(p_at + at, p - step * u, mask)
 
 
 @triton.jit
 def _averaged(
     p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa,
-    MOMENTUM: tl.constexpr,
+    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
     """m <- α m + (1-α) g;  s <- keep·s + gain·g²;  p <- (1 - β₁κ) p - β₁ m/(s+λ)."""
     p = tl.load(p_at + at, mask).to(tl.float32)
@@ -58,48 +53,51 @@ def _averaged(
     s = tl.load(s_at + at, mask).to(tl.float32)
     m = tl.load(m_at + at, mask).to(tl.float32)
     m += (1 - alpha1) * (g - m)
-    _store_state(m_at, at, mask, m, at, counter)
+    store_state(m_at, at, mask, m, at, counter)
     s = keep * s + gain * (g * g)
-    _store_state(s_at, at, mask, s, at, counter + 1)
+    store_state(s_at, at, mask, s, at, counter + 1)
     tl.store(p_at + at, (1 - step * kappa) * p - step * (m / (s + lam)), mask)
 
 
 @triton.jit
 def diagonal_kernel(
-    items, sizes, here, there, lr_at, count, lr, keep, gain, alpha1, lam, kappa,
+    items, sizes, state, gradients, lr_at, numbers, count,
     P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, UPDATE: tl.constexpr,
-    MOMENTUM: tl.constexpr, LR_AT: tl.constexpr, ALIGNED: tl.constexpr,
+    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one parameter, by `_heavy_ball` or `_averaged`."""
     which = tl.load(items + 2 * tl.program_id(0))
     start = tl.load(items + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
     size = tl.load(sizes + which)
-    p_at = _pointer(here, which, P, ALIGNED)
-    g_at = _pointer(there, which, G, ALIGNED)
-    s_at = _pointer(here, count + which, S, ALIGNED)
+    p_at = load_pointer(state, which, P, ALIGNED)
+    g_at = load_pointer(gradients, which, G, ALIGNED)
+    s_at = load_pointer(state, count + which, S, ALIGNED)
     m_at = s_at
     if MOMENTUM:
-        m_at = _pointer(here, 2 * count + which, S, ALIGNED)
+        m_at = load_pointer(state, 2 * count + which, S, ALIGNED)
     counter = tl.zeros((), tl.int32)
     if tl.bfloat16 == S:
-        counter = tl.load(tl.load(here + 3 * count + which).to(tl.pointer_type(tl.int32)))
-    step = lr
-    if LR_AT:
-        step = tl.load(lr_at).to(tl.float32)
+        counter = tl.load(tl.load(state + 3 * count + which).to(tl.pointer_type(tl.int32)))
+    step = tl.load(lr_at).to(tl.float32)
+    keep = tl.load(numbers + 1)
+    gain = tl.load(numbers + 2)
+    alpha1 = tl.load(numbers + 3)
+    lam = tl.load(numbers + 4)
+    kappa = tl.load(numbers + 5)
     if start + CHUNK <= size:  # without a mask four numbers are read at once
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             UPDATE(
                 p_at, g_at, s_at, m_at, at, None, counter,
-                step, keep, gain, alpha1, lam, kappa, MOMENTUM,
+                step, keep, gain, alpha1, lam, kappa, MOMENTUM, NESTEROV, DECOUPLED,
             )  # fmt: skip
     else:
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             UPDATE(
                 p_at, g_at, s_at, m_at, at, at < size, counter,
-                step, keep, gain, alpha1, lam, kappa, MOMENTUM,
+                step, keep, gain, alpha1, lam, kappa, MOMENTUM, NESTEROV, DECOUPLED,
             )  # fmt: skip
 
 

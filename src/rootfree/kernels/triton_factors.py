@@ -1,7 +1,9 @@
 """Inverse-free factors: the kernels that go over their elements (rules/if_shampoo.py).
 
+`numbers` (fp32): B, β₂, λ and γ in places 5 to 8.
+
 Layout: b blocks of d×d matrices. K: the factor in bf16, and either its `lower` half, which makes it
-fp32 (see rootfree/halves.py), or stochastic rounding. Those that multiply matrices are in
+fp32 (see halves.py), or stochastic rounding. Those that multiply matrices are in
 triton_products.py.
 """
 
@@ -10,16 +12,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rootfree.kernels.triton_rounding import join, round_stochastically, split
-from rootfree.kernels.triton_sums import LARGEST, add_up, root_of, unit_of
+from rootfree.kernels.triton_shared import (
+    LARGEST,
+    add_up,
+    join,
+    root_of,
+    round_stochastically,
+    split,
+    unit_of,
+)
 
 
 @triton.jit(do_not_specialize=["count", "elements"], do_not_specialize_on_alignment=["squares"])
-def start_kernel(squares, started, scales, count, elements, B, AXES: tl.constexpr):
+def start_kernel(squares, started, scales, numbers, count, elements, AXES: tl.constexpr):
     """scale <- (B·mean(G²))^{-1/(2N)} for a block that meets its first gradient, 1 for others."""
     b = tl.program_id(0)
     rms = root_of(add_up(squares, b, count) / elements)
     fresh = (tl.load(started + b) == 0) & (rms > 0) & (rms < float("inf"))
+    B = tl.load(numbers + 5)
     # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
     scale = tl.exp2(-1.0 / AXES * tl.log2(tl.maximum(tl.sqrt(B) * rms, 1e-15)))
     tl.store(scales + b, tl.where(fresh, scale, 1.0))
@@ -75,8 +85,8 @@ def scale_down_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["chunks", "tiles", "axis"])
 def move_kernel(
-    K, lower, product, sums, fourths, started, counters,
-    size, chunks, tiles, axis, beta2, slack,
+    K, lower, product, sums, fourths, started, counters, numbers,
+    size, chunks, tiles, axis, slack,
     NORM: tl.constexpr, START: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """K <- K - β₂/max(1, ‖h‖)·K h;  `product` holds K h."""
@@ -91,7 +101,7 @@ def move_kernel(
         norm = tl.sqrt(add_up(sums, b, tiles))
     if NORM == "spectral":  # (Σσ⁸)^⅛ >= ‖h‖₂
         norm = norm * tl.sqrt(tl.sqrt(tl.sqrt(add_up(fourths, b, tiles)))) * slack
-    step = beta2 / tl.maximum(norm, 1.0)
+    step = tl.load(numbers + 6) / tl.maximum(norm, 1.0)
     if START:  # blocks that wait for their first gradient do not move
         step = tl.where(tl.load(started + b) == 0, 0.0, step)
     if HALVES:
@@ -106,10 +116,14 @@ def move_kernel(
 
 @triton.jit(do_not_specialize=["size"])
 def vector_kernel(
-    G, K, started, counters, size, B, beta2, lam, gamma,
+    G, K, started, counters, numbers, size,
     REFRESH: tl.constexpr, START: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One axis with a diagonal factor k: h = ½(B(kg)² + λk² - γ), k <- k(1 - β₂h/‖h‖), g <- k²g."""
+    B = tl.load(numbers + 5)
+    beta2 = tl.load(numbers + 6)
+    lam = tl.load(numbers + 7)
+    gamma = tl.load(numbers + 8)
     b = tl.program_id(0)
     g_at = G + b.to(tl.int64) * size
     k_at = K + b.to(tl.int64) * size

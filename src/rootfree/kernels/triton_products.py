@@ -4,7 +4,7 @@ Layout: b blocks of d×d matrices. K: the factor in bf16, which the matrix units
 vector; X (b, d, r): Ĝ₍ₙ₎ seen through strides.
 
 Symmetric results are computed for the tiles on and below the diagonal and mirrored: half the work.
-Sums over a block are left as one partial sum a tile (see triton_sums.py).
+Sums over a block are left as one partial sum a tile (see triton_shared.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import triton
 import triton.language as tl
 
-from rootfree.kernels.triton_sums import LARGEST, add_up, unit_of
+from rootfree.kernels.triton_shared import LARGEST, add_up, unit_of
 
 # Triton's interpreter multiplies the bits of bf16 matrices; widened to fp32 the products are exact.
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
@@ -70,8 +70,8 @@ def _store_mirrored(out, tile, i, j, rows, cols, d):
 
 @triton.jit(do_not_specialize=["tiles", "largest_count", "trace_count", "other_count"])
 def tangent_kernel(
-    X, K, gram, h, sums, largest, trace, other_trace,
-    d, r, x_b, x_d, x_r, tiles, largest_count, trace_count, other_count, B, lam, gamma,
+    X, K, gram, h, sums, largest, trace, other_trace, numbers,
+    d, r, x_b, x_d, x_r, tiles, largest_count, trace_count, other_count,
     GRAM: tl.constexpr, OTHERS: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -83,6 +83,9 @@ def tangent_kernel(
     cols = j * TILE + tl.arange(0, TILE)
     base = b.to(tl.int64) * d * d
     unit = unit_of(largest, b, largest_count)
+    B = tl.load(numbers + 5)
+    lam = tl.load(numbers + 7) / r  # times ∏_{j≠n} tr(KⱼᵀKⱼ): λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ
+    gamma = tl.load(numbers + 8)
     # The square of a large unit would overflow on its own.
     scaled = tl.sqrt(B) * tl.minimum(unit, 1e17)
     scaled = tl.minimum(scaled * scaled, LARGEST) * 0.5 / r

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from rootfree.curvature import DiagonalCurvature, ParameterCurvature
-from rootfree.options import positive_integer
 from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.recorder import Recorder
 from rootfree.recorders.sampling import Draws
+from rootfree.shell.checks import positive_integer
 
 
 class HutchinsonDiagonal(Recorder):

@@ -12,7 +12,6 @@ from torch._compile import _disable_dynamo
 from torch.autograd.graph import get_gradient_edge
 
 from rootfree.curvature import KroneckerCurvature, ParameterCurvature
-from rootfree.options import positive_integer
 from rootfree.recorders.grams import as_written, row_dtype
 from rootfree.recorders.kfac_factors import (
     Call,
@@ -27,6 +26,7 @@ from rootfree.recorders.layers import Layer, find_layers
 from rootfree.recorders.losses import LOSSES
 from rootfree.recorders.recorder import Recorder
 from rootfree.recorders.sampling import Draws
+from rootfree.shell.checks import positive_integer
 
 Fisher = Literal["empirical", "type-2", "monte-carlo"]
 

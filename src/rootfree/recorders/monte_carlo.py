@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
-from rootfree.options import positive_integer
 from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.losses import LOSSES
 from rootfree.recorders.recorder import Recorder
 from rootfree.recorders.sampling import Draws
+from rootfree.shell.checks import positive_integer
 
 
 class MonteCarloFisherRecorder(Recorder):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rootfree.batch_size import first_length
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
 from rootfree.recorders import example_gradients
 from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.layers import find_layers
 from rootfree.recorders.recorder import Recorder
+from rootfree.shell.batch_size import first_length
 
 
 @dataclass

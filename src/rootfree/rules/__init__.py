@@ -4,3 +4,7 @@ Letters are the paper's: β₁ `lr`, β₂ `beta2`, α₁ `alpha1`, α₂ `alpha
 γ `gamma`, B the number of loss terms that are averaged. A trailing underscore marks a function that
 changes its first tensors in place and says which.
 """
+
+# With λ = 0 and no gradient a factor would grow for ever; this stops it at 10¹⁵ for a product of
+# factors, far from the end of fp32, and is below rounding wherever there is any curvature.
+LEAST_DAMPING = 1e-30

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rootfree.rules.momentum import Tail, descend_
+
 Tensors = list[Tensor]
 
 # With λ = 0 a preconditioner that decayed to zero would give 0/0; this keeps it 0, changes nothing
@@ -30,43 +32,11 @@ def accumulate_(ss: Tensors, hs: Tensors, *, beta2: float, gamma: float) -> None
 
 
 def preconditioned_heavy_ball_(
-    ps: Tensors,
-    ms: Tensors,
-    gs: Tensors,
-    ss: Tensors,
-    *,
-    lr: float | Tensor,
-    alpha1: float,
-    lam: float,
-    kappa: float,
+    ps: Tensors, ms: Tensors, gs: Tensors, ss: Tensors, *, lam: float, tail: Tail
 ) -> None:
-    """m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m.  Changes ms and ps; no ms means α₁ = 0."""
-    denominators = torch._foreach_add(ss, max(lam, TINY))
-    if not ms:
-        ms = list(torch._foreach_div(gs, denominators))
-    else:
-        torch._foreach_mul_(ms, alpha1)
-        torch._foreach_addcdiv_(ms, gs, denominators)
-    del denominators  # at most one temporary of the parameters' size at a time
-    if kappa != 0:
-        torch._foreach_add_(ms, ps, alpha=kappa)
-    descend_(ps, ms, lr=lr)
-
-
-def descend_(ps: Tensors, us: Tensors, *, lr: float | Tensor) -> None:
-    """p <- p - β₁ u.  Changes ps."""
-    if isinstance(lr, Tensor):
-        # A tensor step size stays on its device: scaling by it needs no value on the host.
-        torch._foreach_sub_(ps, torch._foreach_mul(us, lr.reshape(())))
-    else:
-        torch._foreach_add_(ps, us, alpha=-lr)
-
-
-def decoupled_decay_(ps: Tensors, *, lr: float | Tensor, kappa: float) -> None:
-    """p <- (1 - β₁κ) p.  Changes ps."""
-    if kappa != 0:
-        factor = 1 - lr * kappa
-        torch._foreach_mul_(ps, factor.reshape(()) if isinstance(factor, Tensor) else factor)
+    """u = g/(s+λ);  m <- α₁ m + u + κ p;  p <- p - β₁ m.  Changes ms and ps (see `descend_`)."""
+    us = torch._foreach_div(gs, torch._foreach_add(ss, max(lam, TINY)))
+    descend_(ps, ms, list(us), tail)
 
 
 def average_(ms: Tensors, gs: Tensors, *, alpha: float) -> None:

@@ -1,12 +1,17 @@
 """Full-matrix methods on S⁻¹: the exact rank-one inverse and the inverse-free covariance form.
 
-Layout: S_inv (b, d, d), g (b, d), H (b, d, d).
+Layout: S_inv (b, d, d), g (b, d), H (b, d, d). Scalings by powers of two are exact: they keep the
+products inside the range of fp32 and change no bit of a result that was inside it.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+# With γ > 0 and λ = 0 the inverse would grow for ever in a direction that gets no gradient. It
+# stops here, where products with it are still far from the end of fp32.
+LARGEST_INVERSE = 1e15
 
 
 def woodbury_(S_inv: Tensor, g: Tensor, *, beta2: float, B: int, gamma: float) -> None:
@@ -17,12 +22,18 @@ def woodbury_(S_inv: Tensor, g: Tensor, *, beta2: float, B: int, gamma: float) -
     a = 1 - beta2 * gamma
     v = apply(S_inv, g)
     q = (g * v).sum(-1)
+    diagonal = S_inv.diagonal(dim1=-2, dim2=-1)
+    # What cancellation leaves of the diagonal; exactly it is at least S⁻¹ᵢᵢ/(a + β₂Bq).
+    least = 0.999 * diagonal / (a + beta2 * B * q).unsqueeze(-1)
     weight = -beta2 * B / (a + beta2 * B * q)
     S_inv.add_(weight.view(-1, 1, 1) * v.unsqueeze(-1) * v.unsqueeze(-2)).div_(a)
+    torch.maximum(diagonal, least, out=diagonal)
+    _symmetrise_(S_inv)
+    limit_(S_inv)
 
 
 def if_covariance_rank_one_(
-    S_inv: Tensor, g: Tensor, *, beta2: Tensor, B: int, gamma: float
+    S_inv: Tensor, g: Tensor, *, beta2: Tensor, B: int | Tensor, gamma: float
 ) -> None:
     """Rule 4 for H = B·ggᵀ in O(d²), with β₂ (b, 1, 1).  Changes S_inv.
 
@@ -31,9 +42,14 @@ def if_covariance_rank_one_(
     """
     v = apply(S_inv, g)
     q = (g * v).sum(-1)[:, None, None]
-    weight = -beta2 * B - beta2**2 * gamma * B + beta2**2 * B**2 * q / 2
+    root = _power_of_two((B * q).clamp(min=1.0).sqrt())  # c = root² is about Bq
+    c = root.square()
+    scaled = beta2 * c
+    weight = -scaled * B - scaled**2 * gamma * B / c + scaled**2 * B**2 * (q / c) / 2  # times c
     S_inv.mul_(1 + beta2 * gamma + (beta2 * gamma) ** 2 / 2)
+    v = v / root.squeeze(-1)
     S_inv.add_(weight * v.unsqueeze(-1) * v.unsqueeze(-2))
+    _symmetrise_(S_inv)
 
 
 def if_covariance_(S_inv: Tensor, H: Tensor, *, beta2: Tensor, gamma: float) -> None:
@@ -44,10 +60,12 @@ def if_covariance_(S_inv: Tensor, H: Tensor, *, beta2: Tensor, gamma: float) -> 
     With S⁻¹ = AAᵀ and N = AᵀHA - γI the result is ½A[I + (I-β₂N)(I-β₂N)ᵀ]Aᵀ: positive definite
     for any β₂.
     """
-    P = S_inv @ H @ S_inv  # S⁻¹HS⁻¹
-    Q = P @ H @ S_inv  # S⁻¹HS⁻¹HS⁻¹
+    c = _power_of_two((S_inv * H).sum((1, 2), keepdim=True).clamp(min=1.0))
+    H, scaled = H / c, beta2 * c
+    P = S_inv @ H @ S_inv  # S⁻¹HS⁻¹/c
+    Q = P @ H @ S_inv  # S⁻¹HS⁻¹HS⁻¹/c²
     S_inv.mul_(1 + beta2 * gamma + (beta2 * gamma) ** 2 / 2)
-    S_inv.sub_((beta2 + beta2**2 * gamma) * P).add_(beta2**2 / 2 * Q)
+    S_inv.sub_((scaled + scaled**2 * gamma / c) * P).add_(scaled**2 / 2 * Q)
     # The products are symmetric only up to rounding; left alone, the difference would grow.
     S_inv.copy_((S_inv + S_inv.mT) / 2)
 
@@ -55,3 +73,35 @@ def if_covariance_(S_inv: Tensor, H: Tensor, *, beta2: Tensor, gamma: float) -> 
 def apply(S_inv: Tensor, g: Tensor) -> Tensor:
     """U = S⁻¹g."""
     return torch.matmul(S_inv, g.unsqueeze(-1)).squeeze(-1)
+
+
+def unit_gradient(g: Tensor, *, B: int) -> tuple[Tensor, Tensor]:
+    """(g/u, B·u²) with a power of two u (b, 1, 1) about as large as the largest entry of g."""
+    unit = _power_of_two(g.abs().amax(-1).clamp(min=torch.finfo(g.dtype).tiny))
+    # Curvature beyond the limit is as good as infinite: the step of the preconditioner is bounded.
+    largest = torch.finfo(g.dtype).max ** 0.45
+    weight = (B * unit).clamp(max=largest) * unit.clamp(max=largest)
+    return g / unit[:, None], weight.clamp(max=largest)[:, None, None]
+
+
+def limit_(S_inv: Tensor) -> None:
+    """S⁻¹ <- D S⁻¹ D with a diagonal D <= I that brings its diagonal below the limit."""
+    diagonal = S_inv.diagonal(dim1=-2, dim2=-1)
+    scale = (LARGEST_INVERSE / diagonal).clamp(max=1.0).sqrt()
+    S_inv.mul_(scale.unsqueeze(-1)).mul_(scale.unsqueeze(-2))
+
+
+def _symmetrise_(S_inv: Tensor) -> None:
+    """Bring S⁻¹ᵢⱼ and S⁻¹ⱼᵢ together where they differ by more than rounding.
+
+    Rounding makes them differ, and with γ > 0 nothing holds the difference: it would grow with each
+    step until S⁻¹ is no longer positive definite.
+    """
+    root = S_inv.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt()
+    rounding = 64 * torch.finfo(S_inv.dtype).eps * root.unsqueeze(-1) * root.unsqueeze(-2)
+    apart = (S_inv - S_inv.mT).abs() > rounding
+    S_inv.copy_(torch.where(apart, (S_inv + S_inv.mT) / 2, S_inv))
+
+
+def _power_of_two(x: Tensor) -> Tensor:
+    return torch.exp2(torch.ceil(torch.log2(x)))

@@ -10,34 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rootfree.blocks import multiply_axis, per_block
-from rootfree.structures import Structure
+from rootfree.curvature import BlockCurvature
+from rootfree.rules import LEAST_DAMPING
+from rootfree.structures import Structure, multiply_axis, per_block
 
 Norm = Callable[[int, Tensor], Tensor]
-
-# With λ = 0 and no gradient a factor would grow for ever; this stops it at 10¹⁵ for a product of
-# factors, far from the end of fp32, and is below rounding wherever there is any curvature.
-LEAST_DAMPING = 1e-30
-
-
-class FrameCurvature(Protocol):
-    """Curvature that can be seen in the frame of the factors."""
-
-    def in_frame(
-        self, Ks: Sequence[Tensor], structures: Sequence[Structure]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Per axis n: packed Π of the projection of H on axis n, and its weight (b,)."""
 
 
 def tangents(
     Ks: Sequence[Tensor],
     scales: Sequence[Tensor | float],
-    H: FrameCurvature,
+    H: BlockCurvature,
     structures: Sequence[Structure],
     *,
     lam: float,

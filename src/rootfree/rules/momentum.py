@@ -1,4 +1,4 @@
-"""From a direction to a step: momentum, weight decay, and the size of the update.
+"""The tail of a step: from directions to parameters.
 
 Layout: lists with one entry a parameter: `ps` parameters, `ms` momentum, `us` directions (freshly
 made, so they may be overwritten).
@@ -7,59 +7,94 @@ made, so they may be overwritten).
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rootfree.rules.diagonal import decoupled_decay_, descend_
-
 Tensors = list[Tensor]
 
 
-def heavy_ball_(
-    ps: Tensors, ms: Tensors, us: Tensors, *, lr: float | Tensor, alpha1: float, kappa: float
-) -> None:
-    """m <- α₁ m + u + κ p;  p <- p - β₁ m.  Changes ps, ms, us; no ms means α₁ = 0."""
-    ms = _accumulate_(ms, us, alpha1=alpha1)
+class Tail(NamedTuple):
+    """The hyper-parameters of the tail."""
+
+    lr: float | Tensor  # β₁
+    alpha1: float
+    kappa: float
+    nesterov: bool
+    decoupled: bool
+    rms: float | None = None  # r
+    cap: float | None = None
+
+    @property
+    def coupled(self) -> float:
+        """κ where it enters the momentum."""
+        # A step of a given size would be rescaled with the decay in it.
+        return 0.0 if self.decoupled or self.rms is not None else self.kappa
+
+
+def descend_(ps: Tensors, ms: Tensors, us: Tensors, tail: Tail) -> None:
+    """From directions to parameters.  Changes ps, ms, us; no ms means α₁ = 0.
+
+    u <- u·min(1, cap/rms(u))
+    m <- α₁ m + u (+ κ p)                     the step is m; with Nesterov u (+ κ p) + α₁ m
+    p <- (1 - β₁κ) p - β₁·step·(r/rms(step))  κ stands here if it is decoupled, else above
+    """
+    lr, coupled, steps = tail.lr, tail.coupled, us
+    if tail.cap is not None:
+        cap_rms_(us, cap=tail.cap)
+    if ms:
+        torch._foreach_mul_(ms, tail.alpha1)
+        torch._foreach_add_(ms, us)
+        if coupled != 0:
+            torch._foreach_add_(ms, ps, alpha=coupled)
+        if tail.nesterov:
+            torch._foreach_add_(us, ms, alpha=tail.alpha1)
+        else:
+            steps = ms
+    if coupled != 0 and steps is us:
+        torch._foreach_add_(us, ps, alpha=coupled)
+    if coupled == 0:
+        decay_(ps, lr=lr, kappa=tail.kappa)
+    if tail.rms is not None:
+        sizes = _rms(steps)
+        # A zero step stays zero: no division by a zero RMS.
+        scales = torch.where(sizes > 0, tail.rms / sizes, 0.0)
+        steps = list(torch._foreach_mul(steps, list(scales.to(steps[0].dtype).unbind())))
+    subtract_(ps, steps, lr=lr)
+
+
+def subtract_(ps: Tensors, us: Tensors, *, lr: float | Tensor) -> None:
+    """p <- p - β₁ u.  Changes ps."""
+    if isinstance(lr, Tensor):
+        # A tensor step size stays on its device: scaling by it needs no value on the host.
+        torch._foreach_sub_(ps, torch._foreach_mul(us, lr.reshape(())))
+    else:
+        torch._foreach_add_(ps, us, alpha=-lr)
+
+
+def decay_(ps: Tensors, *, lr: float | Tensor, kappa: float) -> None:
+    """p <- (1 - β₁κ) p.  Changes ps."""
     if kappa != 0:
-        torch._foreach_add_(ms, ps, alpha=kappa)
-    descend_(ps, ms, lr=lr)
-
-
-def rms_matched_heavy_ball_(
-    ps: Tensors,
-    ms: Tensors,
-    us: Tensors,
-    *,
-    lr: float | Tensor,
-    alpha1: float,
-    kappa: float,
-    r: float,
-) -> None:
-    """m <- α₁ m + u;  p <- (1 - β₁κ) p - β₁ r m/rms(m).  Changes ps, ms, us."""
-    ms = _accumulate_(ms, us, alpha1=alpha1)
-    decoupled_decay_(ps, lr=lr, kappa=kappa)
-    sizes = _rms(ms)
-    # A zero buffer stays zero: no division by a zero RMS.
-    scales = torch.where(sizes > 0, r / sizes, 0.0)
-    descend_(ps, list(torch._foreach_mul(ms, list(scales.unbind()))), lr=lr)
+        factor = 1 - lr * kappa
+        torch._foreach_mul_(ps, factor.reshape(()) if isinstance(factor, Tensor) else factor)
 
 
 def cap_rms_(us: Tensors, *, cap: float) -> None:
-    """u <- u·min(1, cap/rms(u)).  Changes us."""
+    """u <- u·min(1, cap/rms(u)).  Changes us.
+
+    The cap is there for directions that have lost all measure: an infinite entry counts as the
+    largest number, and squares are summed in float64.
+    """
+    largest = 1e150 if us[0].dtype == torch.float64 else torch.finfo(us[0].dtype).max
+    for u in us:
+        u.clamp_(-largest, largest)
     scales = (cap / _rms(us)).clamp(max=1.0)
-    torch._foreach_mul_(us, list(scales.unbind()))
-
-
-def _accumulate_(ms: Tensors, us: Tensors, *, alpha1: float) -> Tensors:
-    if not ms:
-        return us
-    torch._foreach_mul_(ms, alpha1)
-    torch._foreach_add_(ms, us)
-    return ms
+    torch._foreach_mul_(us, list(scales.to(us[0].dtype).unbind()))
 
 
 def _rms(tensors: Tensors) -> Tensor:
     # The sizes go in as numbers, not as a tensor: nothing is copied to the device.
     roots = [1 / math.sqrt(t.numel()) for t in tensors]
-    return torch.stack(torch._foreach_mul(torch._foreach_norm(tensors), roots))
+    norms = torch._foreach_norm(tensors, dtype=torch.float64)
+    return torch.stack(torch._foreach_mul(norms, roots))

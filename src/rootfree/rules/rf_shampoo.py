@@ -8,25 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rootfree.blocks import multiply_axis
-
-
-class ContractedCurvature(Protocol):
-    """Curvature that can be contracted with the inverse factors of all axes but one."""
-
-    def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
-        """Per axis n: dense (b, d_n, d_n), divided by D₋ₙ."""
+from rootfree.curvature import BlockCurvature
+from rootfree.rules import LEAST_DAMPING
+from rootfree.structures import multiply_axis
 
 
 def update_factors_(
     Ss: Sequence[Tensor],
     inverses: Sequence[Tensor],
-    H: ContractedCurvature,
+    H: BlockCurvature,
     *,
     beta2: float,
     lam: float,
@@ -40,7 +34,8 @@ def update_factors_(
     for n, term in enumerate(H.contracted(inverses)):
         others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
         Ss[n].mul_(1 - beta2 * gamma).add_(term, alpha=beta2)
-        Ss[n].diagonal(dim1=-2, dim2=-1).add_(beta2 * lam * others.view(-1, 1))
+        damping = beta2 * max(lam, LEAST_DAMPING) * others
+        Ss[n].diagonal(dim1=-2, dim2=-1).add_(damping.view(-1, 1))
     for S, S_inv in zip(Ss, inverses, strict=True):
         S_inv.copy_(inverse(S))
 

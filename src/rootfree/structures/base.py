@@ -1,16 +1,21 @@
-"""The laws of a structured factor: one packed tensor, and a stateless object that reads it."""
+"""The laws of a structured factor: one packed tensor, and a stateless object that reads it.
+
+The functions at the end work on any stack: sums and norms in a wide enough dtype, and products
+along one axis of blocks (b, d_1, ..., d_N).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rootfree.structures.norms import schatten8
-from rootfree.structures.precision import sum_of_squares, wide_dtype
+# A little more than the rounding of the products, so that a norm from above stays one in bf16.
+SLACK = 1 + 2 * torch.finfo(torch.bfloat16).eps
 
 
 @dataclass(frozen=True)
@@ -153,3 +158,56 @@ def frobenius_norm(structure: Structure, M: Tensor) -> Tensor:
     """``‖M‖_F`` of a packed M, (b,), also where its square leaves the range of the dtype."""
     largest = M.abs().flatten(1).amax(1).clamp(min=1.0)
     return largest * structure.squared_norm(M / largest.view(-1, *[1] * (M.dim() - 1))).sqrt()
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp32 for the half types, the dtype itself otherwise."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def sum_of_squares(X: Tensor, *, dim: int) -> Tensor:
+    """``Σ X²`` along dim, in the wide dtype.
+
+    Widened before squaring: fp16 squares leave the range at |x| > 255. And not by
+    ``vector_norm(X)²``, whose plain fp32 accumulation on the CPU is 1 % off at 10⁷ equal entries.
+    """
+    return X.to(wide_dtype(X.dtype)).square().sum(dim)
+
+
+def schatten8(M: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """(Σ σ⁸)^⅛ over the singular values of M (..., p, q): ‖M‖₂ <= it <= min(p, q)^⅛ ‖M‖₂.
+
+    Two products in `dtype`, no iteration: a smooth function of M, so that trajectories that differ
+    by rounding stay together (an estimate by power iteration drove them apart). What is multiplied
+    has 1 as its largest entry, so that products of it fit every dtype.
+    """
+    wide = wide_dtype(M.dtype)
+    # Not zero: nothing is divided by zero.
+    largest = M.abs().flatten(-2).amax(-1).to(wide).clamp(min=torch.finfo(wide).tiny)
+    unit = (M.to(wide) / largest[..., None, None]).to(dtype)
+    gram = unit @ unit.mT if M.shape[-2] <= M.shape[-1] else unit.mT @ unit  # eigenvalues σ²
+    # The largest entry of a positive semi-definite matrix is on its diagonal.
+    top = gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=torch.finfo(dtype).tiny)
+    gram = gram / top[..., None, None]
+    eighth = sum_of_squares((gram @ gram).flatten(-2), dim=-1)  # Σσ⁸ / top⁴
+    return largest * (top.to(wide).sqrt() * eighth.to(wide).pow(0.125)) * SLACK
+
+
+def matricise(G: Tensor, n: int) -> Tensor:
+    """G₍ₙ₎: (b, d_1..d_N) -> (b, d_n, ∏_{j≠n} d_j)."""
+    matrix: Tensor = G.movedim(n + 1, 1).flatten(2) if G.dim() > 2 else G.unsqueeze(2)
+    return matrix
+
+
+def multiply_axis(G: Tensor, n: int, multiply: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a linear map, given on (b, d_n, r), along axis n of G."""
+    if G.dim() == 2:
+        return multiply(G.unsqueeze(2)).squeeze(2)
+    moved = G.movedim(n + 1, 1)
+    product: Tensor = multiply(moved.flatten(2)).unflatten(2, moved.shape[2:]).movedim(1, n + 1)
+    return product
+
+
+def per_block(values: Tensor, like: Tensor) -> Tensor:
+    """(b,) shaped to multiply a stack (b, ...)."""
+    return values.view(-1, *[1] * (like.dim() - 1))

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rootfree.structures.base import SizedStructure
-from rootfree.structures.norms import schatten8
-from rootfree.structures.precision import sum_of_squares, wide_dtype
+from rootfree.structures.base import SizedStructure, schatten8, sum_of_squares, wide_dtype
 
 
 @dataclass(frozen=True)

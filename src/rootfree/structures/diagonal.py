@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rootfree.structures.base import Structure
-from rootfree.structures.precision import sum_of_squares, wide_dtype
+from rootfree.structures.base import Structure, sum_of_squares, wide_dtype
 
 
 @dataclass(frozen=True)

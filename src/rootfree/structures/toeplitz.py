@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rootfree.structures.base import Structure
-from rootfree.structures.precision import wide_dtype
+from rootfree.structures.base import Structure, wide_dtype
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,147 @@
+"""Sums of outer products: given for a parameter, and on a stack of blocks.
+
+The default curvature B·ggᵀ is one of them: the stack of gradients itself, weighted by B.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rootfree.structures import Structure, matricise, multiply_axis, per_block
+
+# Curvature beyond this is as good as infinite: the factor's step is normalised. Without the limit
+# the squared norm of a tangent vector could leave the range of fp32.
+LARGEST = 1e15
+
+
+@dataclass(frozen=True)
+class SumOfOuterProducts:
+    """A sum of outer products: per-example gradients (the standard empirical Fisher), or samples.
+
+    Args:
+        V: (r, *shape of the parameter), H = Σᵢ vec(Vᵢ)vec(Vᵢ)ᵀ. Any scaling is inside V: for a loss
+            that averages B terms with gradients gᵢ the empirical Fisher has Vᵢ = gᵢ/√B.
+
+    Example:
+        >>> import torch, rootfree
+        >>> g = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [3.0, 4.0]])  # of four terms
+        >>> rootfree.SumOfOuterProducts(g / 4**0.5).diagonal()
+        tensor([ 5., 10.])
+    """
+
+    V: Tensor
+
+    def __post_init__(self) -> None:
+        if self.V.dim() == 0:
+            raise ValueError("V must have a leading axis that counts the outer products")
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of H, shaped like the parameter."""
+        wide = torch.promote_types(self.V.dtype, torch.float32)  # halves overflow when squared
+        return self.V.to(wide).square().sum(0)
+
+
+@dataclass(frozen=True)
+class OuterProducts:
+    """weight·Σᵢ vec(Vᵢ)vec(Vᵢ)ᵀ for a stack of blocks V (b, d_1..d_N) or, of several, (…, r).
+
+    `scale` (b,) multiplies V. The default curvature is `OuterProducts(G, weight=B)`.
+    """
+
+    V: Tensor
+    weight: int = 1
+    scale: Tensor | float = 1.0
+
+    def in_frame(
+        self, Ks: Sequence[Tensor], structures: Sequence[Structure]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For every axis n: Π(Σᵢ V̂ᵢ₍ₙ₎V̂ᵢ₍ₙ₎ᵀ) and its weight; V̂ᵢ is Vᵢ with Kⱼᵀ on each axis j."""
+        # The weight first: squares of small gradients would underflow on their own.
+        return _in_frame(self.V, Ks, structures, scale=math.sqrt(self.weight) * self.scale)
+
+    def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
+        """For every axis n: weight/D₋ₙ·Σᵢ Vᵢ₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]Vᵢ₍ₙ₎ᵀ, dense (b, d_n, d_n)."""
+        return _contracted(self._scaled_V(), inverses, weight=self.weight)
+
+    def dense(self) -> Tensor:
+        """H of blocks with one axis, (b, d, d), a new tensor."""
+        V = self._scaled_V()
+        if V.dim() == 2:
+            return self.weight * V.unsqueeze(2) * V.unsqueeze(1)
+        return V @ V.mT if self.weight == 1 else V @ V.mT * self.weight
+
+    def root_mean_diagonal(self, sizes: Sequence[int]) -> Tensor:
+        """√(tr H/D), (b,), for blocks of these sizes."""
+        wide = torch.promote_types(self.V.dtype, torch.float32)
+        largest = self.V.abs().flatten(1).amax(1).to(wide)
+        # No squares of very small numbers.
+        unit = self.V.flatten(1).to(wide) / largest.clamp(min=torch.finfo(wide).tiny)[:, None]
+        mean = unit.square().sum(1) / math.prod(sizes)
+        return mean.sqrt() * largest * self.scale * math.sqrt(self.weight)
+
+    def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> OuterProducts:
+        """The same curvature for products in `dtype` with factors that were divided by `scale`."""
+        if dtype != torch.float16:
+            return replace(self, V=self.V.to(dtype), scale=self.scale * scale)
+        size = self.V.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+        V = (self.V / per_block(size, self.V)).half()
+        return replace(self, V=V, scale=self.scale * scale * size)
+
+    def rows(self, rows: slice) -> OuterProducts:
+        """The curvature of some of the blocks."""
+        scale = self.scale[rows] if isinstance(self.scale, Tensor) else self.scale
+        return replace(self, V=self.V[rows], scale=scale)
+
+    def _scaled_V(self) -> Tensor:
+        if isinstance(self.scale, Tensor):
+            return self.V * per_block(self.scale, self.V)
+        return self.V if self.scale == 1.0 else self.V * self.scale
+
+
+def _in_frame(
+    V: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure], *, scale: Tensor | float
+) -> list[tuple[Tensor, Tensor]]:
+    """Grams of V (b, d_1..d_N) or (b, d_1..d_N, r) in the factors' frame: (packed, weight (b,)).
+
+    The gram is of a V̂ scaled to entries of at most one, so that no product overflows or vanishes in
+    half precision; the weight makes up for it.
+    """
+    sizes = [structure.d for structure in structures]
+    for n, (K, structure) in enumerate(zip(Ks, structures, strict=True)):
+        V = multiply_axis(V, n, partial(structure.apply_transposed, K))
+    wide = torch.promote_types(V.dtype, torch.float32)
+    largest = V.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(V.dtype).tiny)
+    # A power of two: dividing by it is exact.
+    unit = torch.exp2(torch.ceil(torch.log2(largest)))
+    columns = math.prod(V.shape[1:]) / min(sizes)
+    if V.dtype == torch.float16 and columns > 2**15:  # a sum of so many ones would overflow
+        unit = unit * 2.0 ** math.ceil(math.log2(columns / 2**15) / 2)
+    V = V / per_block(unit.to(V.dtype), V)
+    weight = (unit * scale).square().clamp(max=LARGEST)
+    return [
+        (
+            structure.project_gram(matricise(V, n)),
+            weight / (math.prod(sizes) / sizes[n]),
+        )
+        for n, structure in enumerate(structures)
+    ]
+
+
+def _contracted(V: Tensor, inverses: Sequence[Tensor], *, weight: int) -> list[Tensor]:
+    """weight/D₋ₙ·V₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]V₍ₙ₎ᵀ of V (b, d_1..d_N) or, summed over i, (b, d_1..d_N, r)."""
+    sizes = [S_inv.shape[-1] for S_inv in inverses]
+    terms = []
+    for n in range(len(sizes)):
+        X = V
+        for j, S_inv in enumerate(inverses):
+            if j != n:
+                X = multiply_axis(X, j, partial(torch.matmul, S_inv))
+        gram = matricise(V, n) @ matricise(X, n).mT
+        terms.append(gram * (weight * sizes[n] / math.prod(sizes)))
+    return terms

@@ -1,0 +1,184 @@
+"""From the curvature of parameters to that of a stack of blocks.
+
+Layout: a stack is (b, d_1..d_N); the blocks of one tile of one parameter are neighbours in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rootfree.curvature.diagonal import DiagonalCurvature
+from rootfree.curvature.kronecker import KroneckerBlocks, KroneckerCurvature, Part, parts_of
+from rootfree.curvature.outer_products import OuterProducts, SumOfOuterProducts
+from rootfree.curvature.protocol import ParameterCurvature
+from rootfree.curvature.regrouping import regroup
+from rootfree.layout.tiles import Tile
+from rootfree.structures import Structure
+
+
+class BlockCurvature(Protocol):
+    """Curvature of a stack of blocks, as the rules use it."""
+
+    def in_frame(
+        self, Ks: Sequence[Tensor], structures: Sequence[Structure]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Per axis n: packed Π of the partial trace of KᵀHK over the others, and weight (b,)."""
+
+    def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
+        """Per axis n: the partial trace of H·⊗_{j≠n} Sⱼ⁻¹ over the others, divided by D₋ₙ."""
+
+    def dense(self) -> Tensor:
+        """H of blocks with one axis, (b, d, d)."""
+
+    def root_mean_diagonal(self, sizes: Sequence[int]) -> Tensor:
+        """√(tr H/D), (b,), for blocks of these sizes."""
+
+    def rows(self, rows: slice) -> BlockCurvature:
+        """The curvature of some of the blocks."""
+
+    def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> BlockCurvature:
+        """The same curvature for products in `dtype` with factors that were divided by `scale`."""
+
+
+def blocks_of(
+    given: Sequence[tuple[Tile, ParameterCurvature | None]], G: Tensor, *, B: int
+) -> BlockCurvature:
+    """Curvature of the stack with gradients G; where none is given it is B·ggᵀ.
+
+    Tiles whose curvature has the same form are worked on together.
+    """
+    if all(H is None for _, H in given):
+        return OuterProducts(G, weight=B)
+    bounds = list(accumulate((tile.blocks for tile, _ in given), initial=0))
+    alike: dict[Any, list[int]] = {}
+    for i, (tile, H) in enumerate(given):
+        alike.setdefault(_form(tile, H), []).append(i)
+    members = []
+    for form, indices in alike.items():
+        rows = [slice(bounds[i], bounds[i + 1]) for i in indices]
+        tiles = [given[i] for i in indices]
+        members.append((rows, _stack(form, tiles, _take(G, rows), B=B)))
+    if len(members) == 1:
+        return members[0][1]
+    return MixedCurvature(tuple(members))
+
+
+def _form(tile: Tile, H: ParameterCurvature | None) -> tuple[Any, ...]:
+    """What must agree for two curvatures to be stacked."""
+    if isinstance(H, SumOfOuterProducts):
+        return "outer products", len(H.V)
+    if isinstance(H, DiagonalCurvature):
+        return "kronecker", ((range(len(tile.view)), True),)
+    if isinstance(H, KroneckerCurvature):
+        groups = regroup(tile.view, H.axes)
+        return "kronecker", tuple(
+            (ns, all(H.factors[m].dim() == 1 for m in ms)) for ns, ms in groups
+        )
+    return ("gradient",)
+
+
+def _stack(
+    form: tuple[Any, ...], given: Sequence[tuple[Tile, Any]], G: Tensor, *, B: int
+) -> BlockCurvature:
+    if form[0] == "gradient":
+        return OuterProducts(G.unsqueeze(-1), scale=B**0.5)
+    if form[0] == "outer products":
+        V = torch.empty(*G.shape, form[1], dtype=G.dtype, device=G.device)
+        parts = V.split([tile.blocks for tile, _ in given])
+        for (tile, H), part in zip(given, parts, strict=True):
+            part.view(*tile.counts, *tile.sizes, form[1]).copy_(_grid_of_many(tile, H.V))
+        return OuterProducts(V)
+    wide = torch.promote_types(G.dtype, torch.float32)
+    restricted = [_parts(tile, H, wide) for tile, H in given]
+    return KroneckerBlocks(
+        tuple(
+            Part(members[0].axes, torch.cat([part.U for part in members]))
+            for members in zip(*restricted, strict=True)
+        ),
+        tuple(G.shape[1:]),
+    )
+
+
+def _parts(tile: Tile, H: KroneckerCurvature | DiagonalCurvature, dtype: torch.dtype) -> list[Part]:
+    if isinstance(H, KroneckerCurvature):
+        return parts_of(H, tile, dtype=dtype)
+    # A diagonal is one part over all axes, and is cut as a gradient is.
+    h = tile.grid(H.diagonal().to(dtype)).reshape(tile.blocks, -1)
+    return [Part(tuple(range(len(tile.view))), h)]
+
+
+def _grid_of_many(tile: Tile, V: Tensor) -> Tensor:
+    """Blocks of V (r, *parameter): (counts..., sizes..., r)."""
+    r = len(V)
+    many = Tile((r, *tile.view), (0, *tile.starts), (1, *tile.counts), (r, *tile.sizes))
+    return many.grid(V).squeeze(0).movedim(len(tile.counts), -1)
+
+
+@dataclass(frozen=True)
+class MixedCurvature:
+    """Curvature of several forms in one stack: the rows of the stack, and what is theirs."""
+
+    members: tuple[tuple[list[slice], BlockCurvature], ...]
+
+    def in_frame(
+        self, Ks: Sequence[Tensor], structures: Sequence[Structure]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """As `BlockCurvature` says, each member for its rows."""
+        seen = [H.in_frame([_take(K, rows) for K in Ks], structures) for rows, H in self.members]
+        return [
+            (self._put([gram for gram, _ in axis]), self._put([weight for _, weight in axis]))
+            for axis in zip(*seen, strict=True)
+        ]
+
+    def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
+        """As `BlockCurvature` says, each member for its rows."""
+        seen = [H.contracted([_take(S, rows) for S in inverses]) for rows, H in self.members]
+        return [self._put(axis) for axis in zip(*seen, strict=True)]
+
+    def dense(self) -> Tensor:
+        """H of blocks with one axis, (b, d, d)."""
+        return self._put([H.dense() for _, H in self.members])
+
+    def root_mean_diagonal(self, sizes: Sequence[int]) -> Tensor:
+        """√(tr H/D), (b,), for blocks of these sizes."""
+        return self._put([H.root_mean_diagonal(sizes) for _, H in self.members])
+
+    def rows(self, rows: slice) -> MixedCurvature:
+        """The curvature of some of the blocks."""
+        members = []
+        for theirs, H in self.members:
+            done = 0  # rows of H before the slice
+            for each in theirs:
+                start, stop = max(each.start, rows.start), min(each.stop, rows.stop)
+                if start < stop:
+                    first = done + start - each.start
+                    place = slice(start - rows.start, stop - rows.start)
+                    members.append(([place], H.rows(slice(first, first + stop - start))))
+                done += each.stop - each.start
+        return MixedCurvature(tuple(members))
+
+    def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> MixedCurvature:
+        """The same curvature for products in `dtype` with factors that were divided by `scale`."""
+        members = []
+        for rows, H in self.members:
+            own = _take(scale, rows) if isinstance(scale, Tensor) else scale
+            members.append((rows, H.for_operands(dtype, own)))
+        return MixedCurvature(tuple(members))
+
+    def _put(self, stacks: Sequence[Tensor]) -> Tensor:
+        """The members' rows in the order of the stack, in the widest of their dtypes."""
+        pieces: dict[int, Tensor] = {}
+        for (rows, _), stack in zip(self.members, stacks, strict=True):
+            split = stack.split([row.stop - row.start for row in rows])
+            pieces.update({row.start: piece for row, piece in zip(rows, split, strict=True)})
+        return torch.cat([pieces[start] for start in sorted(pieces)])
+
+
+def _take(stack: Tensor, rows: Sequence[slice]) -> Tensor:
+    return stack[rows[0]] if len(rows) == 1 else torch.cat([stack[row] for row in rows])

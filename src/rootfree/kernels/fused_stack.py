@@ -1,0 +1,282 @@
+"""The stack of a step with kernels: two launches in, a few out, nothing parameter-shaped is made.
+
+Gradients of all parameters are gathered into one stack of blocks, directions take their place, and
+the tail reads them from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootfree.kernels.block_table import (
+    COLS,
+    ROWS,
+    WARPS,
+    Rectangle,
+    aligned,
+    as_table,
+    items_in,
+    items_of,
+    rectangles_of,
+)
+from rootfree.kernels.graphs import Recordings
+from rootfree.kernels.launch import launch, triton_kernels
+from rootfree.kernels.stack import Part, shares_of
+from rootfree.kernels.tables import AddressTable, NumberTable
+from rootfree.layout.buckets import Bucket, put_back_, select
+from rootfree.rules.momentum import Tail
+
+_PROGRAM: dict[str, Any] = {"ROWS": ROWS, "COLS": COLS, "num_warps": WARPS}
+
+
+class FusedStack:
+    """Blocks of some buckets, one after the other, and the tables that say where they belong."""
+
+    def __init__(
+        self, ps: list[Tensor], buckets: list[Bucket[Any]], recordings: Recordings | None
+    ) -> None:
+        self.ps = ps
+        self.shares = shares_of(ps, buckets)
+        self._dtype = self.shares[0].bucket.plan.dtype
+        self._recordings = recordings
+        self._kept: tuple[Tensor, Tensor] | None = None
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        device = self.ps[0].device
+        where = {p: i for i, p in enumerate(self.ps)}
+        of_parameter: list[list[tuple[Rectangle, int]]] = [[] for _ in self.ps]  # place of its sums
+        #: of each share: first element, first sum, sums a block
+        self._places: list[tuple[int, int, int]] = []
+        self._elements = self._sums = filled = 0
+        ragged = False
+        for share in self.shares:
+            blocks: list[list[Rectangle]] = [[] for _ in range(share.blocks)]
+            start, first = self._elements, 0
+            for slot in share.slots:
+                tile = slot.tile
+                for piece in slot.pieces:
+                    if piece.p in where:
+                        found = rectangles_of(
+                            piece, parameter=where[piece.p], stack=start, block=tile.elements
+                        )
+                        for number, rectangle in found:
+                            blocks[first + number].append(rectangle)
+                            filled += rectangle.elements
+                first += tile.blocks
+                start += tile.blocks * tile.elements
+            # A block inside a larger parameter has rows of its own, a whole parameter has none.
+            counts = [sum(map(items_in, block)) for block in blocks]
+            most = max(counts)
+            ragged = ragged or min(counts) < most
+            self._places.append((self._elements, self._sums, most))
+            for block in blocks:
+                at = self._sums
+                for rectangle in block:
+                    of_parameter[rectangle.parameter].append((rectangle, at))
+                    at += items_in(rectangle)
+                self._sums += most
+            filled += -start % 64
+            self._elements = start + -start % 64  # where the matrix units like it
+        # Blocks with fewer sums than others of their share, and parameters without a gradient in a
+        # joint pair, leave zeros.
+        self._ragged, self._holes = ragged, filled < self._elements
+        # Parameters that can be read eight numbers at a time come first.
+        regular = [aligned([r for r, _ in mine]) for mine in of_parameter]
+        rectangles, items, spans, self._regular = [], [], [(0, 0)] * len(self.ps), 0
+        for i in sorted(range(len(self.ps)), key=lambda i: not regular[i]):
+            begin = len(items)
+            for rectangle, at in of_parameter[i]:
+                items += items_of(rectangle, number=len(rectangles), place=at)
+                rectangles.append(rectangle)
+            spans[i] = (begin, len(items))
+            if regular[i]:
+                self._regular = len(items)
+        self._rectangles = as_table(rectangles, torch.int64, device)
+        self._items = as_table(items, torch.int32, device)
+        self._spans = as_table(spans, torch.int32, device)  # first and last item of each parameter
+        self._sizes = as_table([p.numel() for p in self.ps], torch.int64, device)
+        tables = (self._rectangles, self._items, self._spans, self._sizes)
+        self._gradients = AddressTable(len(self.ps), device, beside=tables)
+        self._state = AddressTable(3 * len(self.ps), device, beside=tables)
+        self.numbers = NumberTable(9, device)
+
+    def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
+        """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
+        lr = tail.lr
+        if isinstance(lr, Tensor):
+            lr = lr.item() if lr.device.type == "cpu" else 0.0
+        numbers = (lr, tail.alpha1, tail.kappa, tail.cap or 1.0, tail.rms or 1.0, *rates)
+        self.numbers.send(tuple(map(float, numbers)))
+
+    # -- gradients in ------------------------------------------------------------------------
+
+    def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
+        """Fill the stack with gradients (and their sums of squares)."""
+        gs = [g if g.is_contiguous() else g.contiguous() for g in gs]
+        if len({g.dtype for g in gs}) > 1:
+            gs = [g.float() for g in gs]
+        self._make_room()
+        self._gradients.send(gs)
+        kernels = triton_kernels()
+        for items, regular in self._launches(self._gradients.aligned):
+            launch(
+                kernels.blocks.gather_kernel,
+                len(items),
+                items,
+                self._rectangles,
+                self._gradients.tensor,
+                self._values,
+                self._squares,
+                G=kernels.dtype(gs[0]),
+                SQUARES=squares,
+                ALIGNED=regular,
+                **_PROGRAM,
+            )
+
+    def _make_room(self) -> None:
+        """Memory for blocks and sums: the same at every step where they are replayed."""
+        room = self._kept
+        if room is None or self._recordings_now() is None:
+            device = self._items.device
+            make = torch.zeros if self._ragged else torch.empty
+            room = (
+                torch.empty(self._elements, dtype=self._dtype, device=device),
+                make(self._sums, dtype=torch.float64, device=device),
+            )
+            if self._recordings_now() is not None:
+                self._kept = room
+        self._values, self._squares = room
+        if self._holes:
+            self._values.zero_()
+
+    # -- directions --------------------------------------------------------------------------
+
+    def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
+        """Do work on the parts, from a graph where that is faster.
+
+        `kind` has all that it depends on beside the contents of tensors.
+        """
+        recordings = self._recordings_now()
+        if recordings is None:
+            work()
+        else:
+            slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
+            recordings((id(self), *kind, *slabs), work, held=self)
+
+    def _recordings_now(self) -> Recordings | None:
+        """None also where somebody records the whole step."""
+        recorded = self._recordings is not None and torch.cuda.is_current_stream_capturing()
+        return None if recorded else self._recordings
+
+    def parts(self, *, refresh: bool) -> Iterator[Part]:
+        """Each share with its part of the stack and (b, n) sums of squares."""
+        for share, (first, place, sums) in zip(self.shares, self._places, strict=True):
+            tile, blocks = share.slots[0].tile, share.blocks
+            G = self._values[first : first + blocks * tile.elements].view(blocks, *tile.sizes)
+            squares = self._squares[place : place + blocks * sums].view(blocks, sums)
+            slabs, rows = share.bucket.slabs, share.rows
+            state = slabs if rows is None else select(slabs, rows)
+            yield Part(share, G, state, squares)
+            if rows is not None and refresh:
+                put_back_(slabs, rows, state)
+
+    # -- the tail ----------------------------------------------------------------------------
+
+    def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
+        """The tail of the step.  Changes the parameters and ms."""
+        ps, lr = self.ps, tail.lr
+        # Other layouts of memory (channels last) are brought to this one and back.
+        moved = [[t if t.is_contiguous() else t.contiguous() for t in kind] for kind in (ps, ms)]
+        kernels, count = triton_kernels(), len(ps)
+        self._state.send([*moved[0], *(moved[1] or ps), *(counters or ps)])
+        scales = torch.empty(2 * count, device=ps[0].device) if tail.cap or tail.rms else None
+        arguments = [
+            self._rectangles,
+            self._state.tensor,
+            self._values,
+            self._values if scales is None else scales,
+            lr if isinstance(lr, Tensor) and lr.is_cuda else self.numbers.tensor,
+            self.numbers.tensor,
+        ]
+        constants: dict[str, Any] = {
+            "P": kernels.dtype(ps[0]),
+            "M": kernels.dtype((ms or ps)[0]),
+            "MOMENTUM": bool(ms),
+            "NESTEROV": bool(ms) and tail.nesterov,
+            "CAP": tail.cap is not None,
+            "RMS": tail.rms is not None,
+            "DECOUPLED": tail.coupled == 0,
+            **_PROGRAM,
+        }
+        for of_step, wanted in ((False, tail.cap), (True, tail.rms)):
+            if wanted is not None and scales is not None:
+                self._measure(arguments, constants, scales, of_step=of_step)
+        for items, regular in self._launches(self._state.aligned):
+            launch(
+                kernels.blocks.tail_kernel,
+                len(items),
+                items,
+                *arguments,
+                count,
+                ALIGNED=regular,
+                **constants,
+            )
+        for kind, copies in zip((ps, ms), moved, strict=True):
+            for t, copy in zip(kind, copies, strict=True):
+                if copy is not t:
+                    t.copy_(copy)
+            torch.autograd.graph.increment_version(kind)  # autograd must know that they changed
+        if counters and ms:
+            torch._foreach_add_(counters, 1)
+        del self._values, self._squares
+
+    def _measure(
+        self, arguments: list[Any], constants: dict[str, Any], scales: Tensor, *, of_step: bool
+    ) -> None:
+        """What directions (or, `of_step`, whole steps) are to be multiplied by."""
+        kernels = triton_kernels()
+        sums = torch.empty(len(self._items), dtype=torch.float64, device=scales.device)
+        done = 0
+        for items, regular in self._launches(self._state.aligned or not of_step):
+            launch(
+                kernels.blocks.squares_kernel,
+                len(items),
+                items,
+                *arguments[:4],
+                self.numbers.tensor,
+                sums[done:],
+                len(self.ps),
+                OF_STEP=of_step,
+                ALIGNED=regular,
+                **{key: constants[key] for key in ("M", "MOMENTUM", "NESTEROV", "CAP", *_PROGRAM)},
+            )
+            done += len(items)
+        launch(
+            kernels.blocks.scale_kernel,
+            len(self.ps),
+            sums,
+            self._spans,
+            self._sizes,
+            self.numbers.tensor,
+            scales,
+            len(self.ps),
+            OF_STEP=of_step,
+            BLOCK=512,
+        )
+
+    def _launches(self, regular: bool) -> Iterator[tuple[Tensor, bool]]:
+        """Items in one or two launches: those that may be read eight at a time, and the others."""
+        if not regular:
+            yield self._items, False
+            return
+        for items, each in (
+            (self._items[: self._regular], True),
+            (self._items[self._regular :], False),
+        ):
+            if len(items):
+                yield items, each

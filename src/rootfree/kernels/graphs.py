@@ -1,0 +1,137 @@
+"""Work recorded in CUDA graphs and replayed: one launch instead of hundreds.
+
+A convolutional network has many shapes, each a dozen launches a refresh, and the host needs several
+times longer for them than the device.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+Work = Callable[[], None]
+
+# Recordings that are kept, and made at all: beyond that, kinds change too often to be worth it.
+_MOST = 4
+_MOST_RECORDED = 16
+_MOST_SEEN = 64
+
+
+class Recordings:
+    """Runs work of a few kinds, recording each after it ran `first` times as usual.
+
+    Running first warms up what cannot happen inside a recording, and kinds that change at every
+    step cost nothing. `record` turns work into a function that does it again: a `Recorder`, but
+    for tests. With `limited` only so many recordings are made at all, and a failure is a warning:
+    the work then runs as usual.
+    """
+
+    def __init__(
+        self, record: Callable[[Work], Work] | None = None, *, first: int = 2, limited: bool = True
+    ) -> None:
+        self._record = record
+        self._first = first
+        self._limited = limited
+        self._left = _MOST_RECORDED
+        self._seen: dict[Hashable, int] = {}
+        self._recorded: dict[Hashable, tuple[Work, Any]] = {}
+
+    def __call__(
+        self, kind: Hashable, work: Work, *, held: Any = None, record: Work | None = None
+    ) -> bool:
+        """Do `work`; whether it was replayed.
+
+        `kind` tells apart what differs in anything but contents of tensors. `held` lives as long
+        as the recording: objects whose identity is in the kind, memory that the graph uses.
+        `record`: what is recorded, where that is not `work` itself.
+        """
+        found = self._recorded.pop(kind, None)
+        if found is None:
+            replay = self._newly_recorded(kind, record or work)
+            if replay is None:
+                work()
+                return False
+            found = (replay, held)
+        self._recorded[kind] = found  # the last to leave
+        found[0]()
+        return True
+
+    def held(self, kind: Hashable) -> Any:
+        """What lives with a recording; None: there is none of this kind."""
+        return self._recorded[kind][1] if kind in self._recorded else None
+
+    def release(self) -> None:
+        """Drop all recordings; kinds that come again are recorded anew."""
+        self._recorded.clear()
+        self._seen.clear()
+        self._left = _MOST_RECORDED
+
+    def _newly_recorded(self, kind: Hashable, work: Work) -> Work | None:
+        count = self._seen[kind] = self._seen.pop(kind, 0) + 1
+        if len(self._seen) > _MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+        if count <= self._first or not self._left:
+            return None
+        self._left -= self._limited
+        if len(self._recorded) == _MOST:
+            del self._recorded[next(iter(self._recorded))]
+        if self._record is None:
+            self._record = Recorder()
+        try:
+            return self._record(work)
+        except RuntimeError as error:
+            if not self._limited:
+                raise
+            # Nothing ran while it was recorded, so nothing is half done.
+            self._left = 0
+            warnings.warn(
+                f"the step could not be recorded in a CUDA graph ({error}); it runs without",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+
+
+class Recorder:
+    """Records in CUDA graphs that share one pool of memory: they never run at the same time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Work) -> Work:
+        graph = torch.cuda.CUDAGraph()
+        here = torch.cuda.current_stream()
+        there = _capturing_stream(here.device)
+        there.wait_stream(here)
+        with torch.cuda.stream(there), no_collection():
+            # Other threads (a data loader's, a collective's) may go on as they like.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        here.wait_stream(there)
+        return graph.replay
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection inside: a graph that went then would spoil the one being recorded."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@cache
+def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

@@ -1,0 +1,130 @@
+"""Rule or kernel: the one place where that is decided, once for each bucket of blocks.
+
+The form of the state, the dtype of the products, the direction and the tail are chosen
+independently of each other: a tail that has a kernel keeps it whatever makes the directions.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from rootfree.curvature import BlockCurvature
+from rootfree.kernels import factors
+from rootfree.kernels.diagonal import FusedDiagonal
+from rootfree.rules.momentum import Tail
+from rootfree.structures import Dense, Diagonal, Structure
+
+Group = dict[str, Any]
+Structures = tuple[Structure, ...]
+
+#: U of a stack of gradients: (group, structures, state, G, H) -> U. H is the curvature that the
+#: state is refreshed with first, in place; None leaves the state as it is.
+Direction = Callable[[Group, Structures, dict[str, Tensor], Tensor, BlockCurvature | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the blocks of one bucket are worked on."""
+
+    dtype: torch.dtype  # in which gradients are gathered and directions made
+    fused: bool  # whether kernels gather gradients and do the tail
+    halves: bool  # whether fp32 factors are kept in halves
+    direction: Direction | None  # the rule
+    kernel: Callable[..., None] | None  # or the kernels
+
+
+def make_plan(
+    p: Tensor, structures: Structures, group: Group, *, fused: bool, dtype: torch.dtype,
+    direction: Direction, inverse_free: bool,
+) -> Plan:  # fmt: skip
+    """The plan of blocks like those of `p`.
+
+    `fused`: whether kernels run there at all; `dtype`: of the products; `inverse_free`: whether
+    the method is IFShampoo's with the default curvature, for which there are kernels.
+    """
+    kinds = [type(s) for s in structures]
+    kept = group.get("factor_dtype") or torch.float32
+    dense = kinds in ([Dense] * 2, [Dense] * 3) and dtype == torch.bfloat16
+    vector = kinds == [Diagonal] and dtype == torch.float32
+    known = (
+        fused
+        and inverse_free
+        and (dense or vector)
+        and kept in (torch.float32, torch.bfloat16)
+        and group["riemannian_momentum"] == 0
+    )
+    if not known:
+        return Plan(dtype, fused, False, direction, None)
+    kernel = partial(factors.direction_, norm=group["factor_norm"])
+    return Plan(dtype, fused, dense and kept == torch.float32, None, kernel)
+
+
+def kernels_run(p: Tensor, fused: bool | None) -> bool:
+    """Whether kernels run for `p`, given the optimizer's argument `fused`.
+
+    Rules are what gets compiled, what float64 needs, and what can be followed where tensors have
+    no numbers (to estimate memory, say).
+    """
+    if p.device.type not in kernel_devices(fused) or p.dtype == torch.float64:
+        return False
+    if torch.compiler.is_compiling() or isinstance(p, FakeTensor):
+        return False
+    # Those who insist see the error itself.
+    return bool(fused) or _usable(p.device)
+
+
+@cache
+def kernel_devices(fused: bool | None) -> tuple[str, ...]:
+    """Types of devices that kernels run on.
+
+    None uses kernels on GPUs that support them. True requires them, and also accepts Triton's
+    interpreter, which exists for tests.
+    """
+    if fused not in (None, True, False):
+        raise ValueError(f"fused must be None, True or False, got {fused!r}")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if fused is False:
+        return ()
+    if find_spec("triton") is None:
+        if fused:
+            raise ValueError(
+                "fused must be None or False here, got True: the fused kernels need Triton "
+                "(pip install triton)"
+            )
+        return ()
+    return ("cuda", "cpu") if fused and interpreted else ("cuda",)
+
+
+@cache
+def _usable(device: torch.device) -> bool:
+    """Whether Triton compiles and runs a kernel there, tried once; a warning says why not.
+
+    It may lack a C compiler, and matrix units before compute capability 8.0 know no bf16.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    p, g, s = torch.ones(3, 1, device=device).unbind()
+    tail = Tail(lr=0.0, alpha1=0.0, kappa=0.0, nesterov=False, decoupled=False)
+    try:
+        kernel = FusedDiagonal([p])
+        kernel.send(tail, keep=1.0, gain=1.0, lam=1.0)
+        kernel.update_("heavy_ball", [g], [s], [], [], tail)
+    except Exception as error:  # of whatever kind: the rules do without
+        warnings.warn(
+            f"the fused kernels are not used on {device}, because Triton failed "
+            f"({type(error).__name__}: {error}); fused=False silences this",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""The blocks of a step: gradients go in, directions come out, and the tail takes them from there.
+
+A stack serves one list of parameters that have gradients, and the buckets that their blocks are in.
+Here it is made of torch functions; fused_stack.py has the one with kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rootfree.kernels.rounding import widened
+from rootfree.layout.buckets import Bucket, Slot, put_back_, select
+from rootfree.layout.tiles import Piece
+from rootfree.rules.momentum import Tail, descend_
+
+# On a CPU a stack is worked on in portions of about this many elements for each thread: temporaries
+# stay in the cache, and the allocator uses their memory again instead of asking for new pages.
+CACHED = 3 * 2**19
+
+
+class Share(NamedTuple):
+    """The part of a bucket that has gradients."""
+
+    bucket: Bucket[Any]
+    slots: list[Slot]
+    rows: list[slice] | None  # their blocks in the bucket; None: all of them
+    blocks: int
+
+
+class Part(NamedTuple):
+    """Blocks of one share during a step: gradients, or in their place directions, and state."""
+
+    share: Share
+    G: Tensor
+    state: dict[str, Tensor]
+    squares: Tensor | None  # (b, n) partial sums of the squared gradients, where somebody made them
+
+
+def shares_of(ps: list[Tensor], buckets: list[Bucket[Any]]) -> list[Share]:
+    """What of the buckets belongs to parameters (or joint pairs with a parameter) in `ps`."""
+    members, shares = set(ps), []
+    for bucket in buckets:
+        found = [
+            i
+            for i, slot in enumerate(bucket.slots)
+            if any(piece.p in members for piece in slot.pieces)
+        ]
+        if found:
+            slots = [bucket.slots[i] for i in found]
+            rows = None if len(found) == len(bucket.slots) else bucket.rows_of(found)
+            shares.append(Share(bucket, slots, rows, sum(slot.tile.blocks for slot in slots)))
+    return shares
+
+
+class Stack:
+    """Blocks gathered bucket by bucket, directions scattered into tensors like the parameters."""
+
+    def __init__(self, ps: list[Tensor], buckets: list[Bucket[Any]], *, wide: torch.dtype) -> None:
+        self.ps = ps
+        self.shares = shares_of(ps, buckets)
+        self._wide = wide
+        where = {p: i for i, p in enumerate(ps)}
+        #: of each share: position of the parameter, the piece, where the slot begins in the stack
+        self._copies: list[list[tuple[int, Piece, int]]] = []
+        self._holes: list[bool] = []  # whether a part of a joint pair has no gradient: it is zero
+        for share in self.shares:
+            copies, start = [], 0
+            for slot in share.slots:
+                copies += [
+                    (where[piece.p], piece, start) for piece in slot.pieces if piece.p in where
+                ]
+                start += slot.tile.blocks * slot.tile.elements
+            self._copies.append(copies)
+            elements = sum(math.prod((*piece.counts, *piece.sizes)) for _, piece, _ in copies)
+            self._holes.append(elements < start)
+        self._gs: list[Tensor] = []
+        self._us: list[Tensor] = []
+
+    def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
+        """Take gradients in the order of the parameters."""
+        self._gs = [g.contiguous() for g in gs]
+        # Directions are contiguous, whatever the layout of the parameter.
+        self._us = [torch.empty(p.shape, dtype=self._wide, device=p.device) for p in self.ps]
+
+    def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
+        """Do work on the parts (the kernels may replay it)."""
+        work()
+
+    def parts(self, *, refresh: bool) -> Iterator[Part]:
+        """Each share with its gradients; its directions are taken when the next one is asked for.
+
+        With `refresh`, changes of the state are kept.
+        """
+        for share, copies, holes in zip(self.shares, self._copies, self._holes, strict=True):
+            make = torch.zeros if holes else torch.empty
+            sizes = share.slots[0].tile.sizes
+            device = self.ps[0].device
+            G = make(share.blocks, *sizes, dtype=share.bucket.plan.dtype, device=device)
+            for i, piece, start in copies:
+                _in_stack(G, piece, start).copy_(_in_parameter(self._gs[i], piece))
+            slabs, rows = share.bucket.slabs, share.rows
+            state = slabs if rows is None else select(slabs, rows)
+            yield Part(share, G, state, None)
+            for i, piece, start in copies:
+                _in_parameter(self._us[i], piece).copy_(_in_stack(G, piece, start))
+            if rows is not None and refresh:
+                put_back_(slabs, rows, state)
+
+    def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
+        """The tail of the step.  Changes the parameters and ms."""
+        if ms and ms[0].dtype != self._wide:
+            with widened(ms, self._wide, counters) as wide:
+                descend_(self.ps, wide, self._us, tail)
+        else:
+            descend_(self.ps, ms, self._us, tail)
+        self._gs, self._us = [], []
+
+
+def _in_parameter(t: Tensor, piece: Piece) -> Tensor:
+    shape = (*piece.counts, *piece.sizes)
+    return t.as_strided(shape, piece.strides, t.storage_offset() + piece.offset)
+
+
+def _in_stack(G: Tensor, piece: Piece, start: int) -> Tensor:
+    shape = (*piece.counts, *piece.sizes)
+    return G.as_strided(shape, piece.stack_strides, start + piece.stack_offset)
+
+
+def portions(G: Tensor, state: Mapping[str, Tensor]) -> list[slice]:
+    """Rows of a stack and its state that are worked on together: on a GPU all of them."""
+    if G.device.type != "cpu":
+        return [slice(0, len(G))]
+    largest = max(tensor[0].numel() for tensor in (G, *state.values()))
+    # Batched products give whole blocks to the threads: as many to each.
+    count = torch.get_num_threads() * max(1, CACHED // largest)
+    return [slice(i, min(i + count, len(G))) for i in range(0, len(G), count)]

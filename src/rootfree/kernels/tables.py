@@ -1,0 +1,98 @@
+"""Tables on the device: where a kernel's tensors are, and its hyper-parameters.
+
+One launch can then serve all parameters of a model, however many there are, and a recorded one
+follows a schedule. Gradients move from step to step; addresses and numbers are sent anew only when
+they changed, and without waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SPARES = 4
+
+# What captured graphs read at every replay. They do not say when they are gone, and may outlive
+# the optimizer: a few kilobytes a capture stay.
+_captured: list[Any] = []
+
+
+class AddressTable:
+    """Addresses, one int64 each, in a tensor on the device: `tensor`.
+
+    `beside` are other tables that the same kernels read: they stay for as long as graphs may.
+    """
+
+    def __init__(
+        self, count: int, device: torch.device, *, beside: tuple[Tensor, ...] = ()
+    ) -> None:
+        self._own = torch.zeros(count, dtype=torch.int64, device=device)
+        self.tensor = self._own
+        #: whether all addresses are multiples of 16, which lets kernels read four numbers at once
+        self.aligned = False
+        self._sent: list[int] = []
+        self._beside = beside
+        # A capture cannot make pinned memory, so some is at hand; each serves one capture.
+        self._spares: list[Tensor] = []
+        self._stock_up()
+
+    def _staging(self) -> Tensor:
+        return torch.empty(len(self._own), dtype=torch.int64, pin_memory=self._own.is_cuda)
+
+    def _stock_up(self) -> None:
+        while self._own.is_cuda and len(self._spares) < _SPARES:
+            self._spares.append(self._staging())
+
+    def send(self, tensors: Sequence[Tensor]) -> bool:
+        """Put the addresses of `tensors` into the table; whether any of them is new."""
+        addresses = list(map(Tensor.data_ptr, tensors))
+        captured = self._own.is_cuda and torch.cuda.is_current_stream_capturing()
+        if addresses == self._sent and not captured and self.tensor is self._own:
+            return False
+        if captured:
+            # A table of the graph's own: a replay must not change what later steps find in ours.
+            if not self._spares:
+                raise RuntimeError(
+                    f"the step was captured {_SPARES} times without running as usual in between; "
+                    "call step() once outside a capture"
+                )
+            staging = self._spares.pop()
+            _captured.append((staging, self._beside))
+            self.tensor = torch.empty_like(self._own)
+        else:
+            self._stock_up()
+            # A fresh one each time: its memory is not handed out again before the copy ran.
+            staging = self._staging()
+            self.tensor = self._own
+        staging.copy_(torch.tensor(addresses, dtype=torch.int64))
+        self.tensor.copy_(staging, non_blocking=True)
+        self._sent = addresses
+        self.aligned = all(address % 16 == 0 for address in addresses)
+        return True
+
+
+class NumberTable:
+    """Hyper-parameters, one fp32 number each, in a tensor on the device: `tensor`."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.tensor = torch.zeros(count, dtype=torch.float32, device=device)
+        self._sent: tuple[float, ...] | None = None
+
+    def send(self, numbers: tuple[float, ...]) -> None:
+        """Put numbers into the table; graphs that read it see them from their next replay on."""
+        captured = self.tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+        if captured:
+            _captured.append(self.tensor)
+        if numbers == self._sent:
+            return
+        if captured:  # the graph writes them itself, at each replay
+            for place, number in zip(self.tensor.unbind(), numbers, strict=True):
+                place.fill_(number)
+            self._sent = None
+            return
+        pinned = torch.tensor(numbers, dtype=torch.float32, pin_memory=self.tensor.is_cuda)
+        self.tensor.copy_(pinned, non_blocking=True)
+        self._sent = numbers

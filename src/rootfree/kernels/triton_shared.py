@@ -1,0 +1,91 @@
+"""What Triton kernels share: pointers from tables, numbers in fewer bits, sums over a block.
+
+Rounding and halves are bit for bit those of rounding.py and halves.py. Sums that other programs
+left behind are added up in one order, without atomics, so that a run can be repeated bit for bit.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rootfree.curvature import outer_products
+
+_GOLDEN = tl.constexpr(0x9E3779B1)
+_MIX = tl.constexpr(0x85EBCA6B)
+# Ĝ up to this is squared as it is; beyond, it is scaled down first (see `scale_down_kernel`): the
+# squares are multiplied by up to 10²⁵ (see `tangent_kernel`).
+LARGE = tl.constexpr(1e3)
+LARGEST = tl.constexpr(outer_products.LARGEST)
+
+
+@triton.jit
+def add_up(partials, b, count):
+    """The sum of the `count` partial sums of block b."""
+    total = tl.zeros((), partials.dtype.element_ty)
+    for start in range(0, count, 128):
+        at = start + tl.arange(0, 128)
+        total += tl.sum(tl.load(partials + b * count + at, at < count, 0.0), 0)
+    return total
+
+
+@triton.jit
+def unit_of(largest, b, count):
+    """1, or the power of two that Ĝ of block b is divided by."""
+    top = tl.zeros((), tl.float32)
+    for start in range(0, count, 128):
+        at = start + tl.arange(0, 128)
+        top = tl.maximum(top, tl.max(tl.load(largest + b * count + at, at < count, 0.0), 0))
+    return tl.where(top > LARGE, tl.exp2(tl.ceil(tl.log2(top))), 1.0)
+
+
+@triton.jit
+def root_of(x):
+    """Root of a float64, whose range the squares of fp32 need, as fp32."""
+    return tl.sqrt(x).to(tl.float32)
+
+
+@triton.jit
+def load_pointer(addresses, index, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    """The pointer that an address table holds at an index."""
+    pointer = tl.load(addresses + index).to(tl.pointer_type(dtype))
+    return tl.multiple_of(pointer, 16) if ALIGNED else pointer
+
+
+@triton.jit
+def store_state(pointer, offsets, mask, x, index, counter):
+    """Store fp32 `x`, rounded stochastically where the state is bf16."""
+    if pointer.dtype.element_ty == tl.bfloat16:
+        tl.store(pointer + offsets, round_stochastically(x, index, counter), mask)
+    else:
+        tl.store(pointer + offsets, x, mask)
+
+
+@triton.jit
+def round_stochastically(x, index, counter):
+    """fp32 `x` up or down to a bf16 number; the noise is a hash of (index, counter)."""
+    golden = tl.full(index.shape, _GOLDEN, tl.uint32)
+    mix = tl.full(index.shape, _MIX, tl.uint32)
+    h = index.to(tl.uint32) * golden + counter.to(tl.uint32) * mix
+    h = (h ^ (h >> 15)) * mix
+    h = (h ^ (h >> 13)) * golden
+    bits = x.to(tl.uint32, bitcast=True) + (h >> 16)
+    rounded = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+    # The bits of a NaN plus noise may carry out of the exponent and look like zero or infinity.
+    return tl.where(x != x, x, rounded).to(tl.bfloat16)
+
+
+@triton.jit
+def split(x):
+    """fp32 `x` as its bf16 neighbour, and the rest of its bits (int16)."""
+    bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
+    upper = (bits + 0x8000) >> 16
+    lower = (bits - (upper << 16)).to(tl.int16)
+    return upper.to(tl.int16).to(tl.bfloat16, bitcast=True), lower
+
+
+@triton.jit
+def join(upper, lower):
+    """The fp32 number that `split` made these of."""
+    bits = upper.to(tl.int16, bitcast=True).to(tl.int32) << 16
+    return (bits + lower.to(tl.int32)).to(tl.float32, bitcast=True)

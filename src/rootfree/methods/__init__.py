@@ -1,0 +1,1 @@
+"""The optimizers, one class a file: hyper-parameters, docstring with the equations, rules."""

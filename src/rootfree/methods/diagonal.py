@@ -1,0 +1,85 @@
+"""What the diagonal methods share: state like the parameter, and one pass over all of them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from rootfree.kernels.diagonal import FusedDiagonal
+from rootfree.kernels.rounding import widened
+from rootfree.rules.diagonal import (
+    accumulate_,
+    accumulate_squares_,
+    preconditioned_heavy_ball_,
+)
+from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
+from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
+from rootfree.shell.work import Work
+
+
+class DiagonalOptimizer(RootFreeOptimizer):
+    """Base of the diagonal methods: RF-RMSProp and RF-AdaGrad as they are, RF-AdamW by override."""
+
+    _kernel: ClassVar[str] = "heavy_ball"  #: in kernels/triton_diagonal.py
+    _gamma: ClassVar[float]  #: γ: 1 averages, 0 sums
+
+    def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
+        # s = 1 and, with momentum, m = 0
+        fill = {"preconditioner": 1.0, **({"momentum": 0.0} if group["momentum"] > 0 else {})}
+        return parameter_state(p, group, fill, salt=len(self.state))
+
+    def _describe(self, p: Tensor, group: Group) -> str:
+        return "diagonal"
+
+    def _update(self, work: Work) -> None:
+        if not self._update_fused(work):
+            self._update_by_rule(work)
+
+    def _update_by_rule(self, work: Work) -> None:
+        ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
+        gs, group = in_working_dtype(ps, work.gs), work.group
+        with widened(states(work, "preconditioner"), dtype, counters) as ss:
+            # s <- (1 - β₂γ) s + β₂ B g²
+            self._accumulate_(work, ss, gs, beta2=group["precond_lr"], gamma=self._gamma)
+        with widened(states(work, "momentum"), dtype, counters) as ms:
+            # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
+            tail = self._tail(group)
+            preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
+
+    def _accumulate_(
+        self, work: Work, ss: list[Tensor], gs: list[Tensor], *, beta2: float, gamma: float
+    ) -> None:
+        """s <- (1 - β₂γ) s + β₂ diag(H), where H = B·ggᵀ unless it is given.  Changes ss."""
+        B = work.group["batch_size"]
+        if self._curvature is None:
+            accumulate_squares_(ss, gs, beta2=beta2, B=B, gamma=gamma)
+        else:
+            hs = self._curvature.diagonals(work.ps, gs, B=B)
+            accumulate_(ss, hs, beta2=beta2, gamma=gamma)
+
+    # -- the kernel --------------------------------------------------------------------------
+
+    def _rates(self, group: Group) -> dict[str, float]:
+        """s <- keep·s + gain·g²."""
+        beta2, B = group["precond_lr"], group["batch_size"]
+        return {"keep": 1 - beta2 * self._gamma, "gain": beta2 * B}
+
+    def _update_fused(self, work: Work) -> bool:
+        """The update by one launch; False, with nothing done, where there is no kernel for it."""
+        plain = {type(p) for p in work.ps} <= {Tensor, nn.Parameter}
+        if self._curvature is not None or not plain or not self._kernels_run(work.ps[0]):
+            return False
+        if work.kernel is None:
+            work.kernel = FusedDiagonal(work.ps)
+        self._send_numbers(work)
+        state = [states(work, key) for key in ("preconditioner", "momentum", "rounding")]
+        return work.kernel.update_(self._kernel, work.gs, *state, self._tail(work.group))
+
+    def _reads_numbers(self, work: Work) -> bool:
+        return work.kernel is not None and work.kernel.fits
+
+    def _send_numbers(self, work: Work) -> None:
+        if work.kernel is not None:
+            group = work.group
+            work.kernel.send(self._tail(group), lam=group["damping"], **self._rates(group))

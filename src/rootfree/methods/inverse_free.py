@@ -1,0 +1,174 @@
+"""Inverse-free factors on a stack of blocks, as IFShampoo and IFFullAdagrad have them.
+
+The rule is in rules/if_shampoo.py; here are the precisions around it. Products run in the dtype of
+G (bf16 on CUDA), factors and tangent vectors are accumulated in fp32 or wider. In bfloat16, which
+may hold the factors to save memory, they are rounded stochastically: rounded to nearest, a factor
+would not move at all at the usual step sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootfree.curvature import BlockCurvature
+from rootfree.kernels.rounding import stochastic_round_
+from rootfree.layout.tiles import Tile
+from rootfree.rules.if_shampoo import move_factors_, precondition, tangents
+from rootfree.shell.parameter_state import rounding_counters, working_dtype
+from rootfree.structures import Diagonal, Structure, frobenius_norm, per_block
+
+Group = dict[str, Any]
+Structures = tuple[Structure, ...]
+
+
+def factor_state(
+    p: Tensor, tile: Tile, structures: Structures, group: Group, *, salt: int
+) -> dict[str, Tensor]:
+    """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; what start and rounding keep."""
+    b, wide, device = tile.blocks, working_dtype(p), p.device
+    dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
+    scale = 1.0 if group["init_scale"] == "gradient" else group["init_scale"]
+    state: dict[str, Tensor] = {}
+    for n, structure in enumerate(structures):
+        state[f"factor{n}"] = structure.identity(b, dtype=dtype, device=device) * scale
+        if group["riemannian_momentum"] > 0:
+            state[f"tangent{n}"] = torch.zeros_like(state[f"factor{n}"], dtype=wide)
+    if group["init_scale"] == "gradient":
+        state["started"] = torch.zeros(b, dtype=torch.bool, device=device)
+    if dtype == torch.bfloat16:
+        state["rounding"] = rounding_counters((b,), salt=salt, device=device)
+    return state
+
+
+def direction(
+    group: Group,
+    structures: Structures,
+    state: dict[str, Tensor],
+    G: Tensor,
+    H: BlockCurvature | None,
+) -> Tensor:
+    """U of a stack of gradients G; the factors move first by curvature H, if any.  Changes state."""
+    half = group["matmul_dtype"] == torch.float16 and G.dtype != torch.float64
+    dtype = torch.float16 if half else G.dtype
+    if H is not None:
+        _refresh_(group, structures, state, H, G.shape[1:], dtype)
+    G, size = _scaled_for(dtype, G)
+    Ks, scales = _operands(structures, state, dtype)
+    U = precondition(G, Ks, structures)
+    if half:
+        factor = size * math.prod([s.square() for s in scales])
+        U = U.float() * per_block(factor, U)
+    return U
+
+
+def _refresh_(
+    group: Group,
+    structures: Structures,
+    state: dict[str, Tensor],
+    H: BlockCurvature,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+) -> None:
+    wide = torch.promote_types(dtype, torch.float32)
+    if "started" in state:
+        _start_(structures, state, H.root_mean_diagonal(sizes))
+    Ks, scales = _operands(structures, state, dtype)
+    H = H.for_operands(dtype, math.prod(scales))
+    # h <- ½(curvature in the factors' frame + damping - γI)
+    hs = tangents(Ks, scales, H, structures, lam=group["damping"], gamma=group["gamma"], wide=wide)
+    for n, h in enumerate(hs):
+        if f"tangent{n}" in state:
+            # m <- α₂ m + (1-α₂) h
+            m = state[f"tangent{n}"]
+            hs[n] = m.lerp_(h.to(m.dtype), 1 - group["riemannian_momentum"]).to(wide)
+    stored = [state[f"factor{n}"] for n in range(len(structures))]
+    accumulators = [K.to(wide) for K in stored]  # the factors themselves where they are wide
+    # K <- K (I - β₂ m/max(1, ‖m‖))
+    norm = partial(_norm, group, structures, state, dtype)
+    move_factors_(accumulators, hs, structures, beta2=group["precond_lr"], norm=norm, dtype=dtype)
+    for K, moved in zip(stored, accumulators, strict=True):
+        if K.dtype == torch.bfloat16:
+            stochastic_round_(K, moved, state["rounding"])
+            state["rounding"] += 1
+        elif moved is not K:  # kept in another precision than that of the products
+            K.copy_(moved)
+
+
+def _norm(
+    group: Group,
+    structures: Structures,
+    state: dict[str, Tensor],
+    dtype: torch.dtype,
+    n: int,
+    m: Tensor,
+) -> Tensor:
+    """‖mₙ‖ (b,). The spectral one is from above: β₂‖m‖₂/norm < 1, so that K stays invertible."""
+    if group["factor_norm"] == "frobenius":
+        norm = frobenius_norm(structures[n], m)
+    elif group["factor_norm"] == "spectral":
+        norm = structures[n].spectral_bound(m, dtype=dtype)
+    else:
+        norm = m.new_ones(len(m))
+    if "started" in state:  # blocks that wait for their first gradient do not move
+        norm = torch.where(state["started"], norm, math.inf)
+    return norm
+
+
+def _start_(structures: Structures, state: dict[str, Tensor], root: Tensor) -> None:
+    """Kₙ <- (tr H/D)^{-1/(2N)}·I in blocks that meet their first curvature which is not zero.
+
+    `root` (b,) is √(tr H/D); for H = B·ggᵀ that is √(B·mean(G²)).
+    """
+    fresh = ~state["started"] & (root > 0) & root.isfinite()
+    # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
+    scale = root.clamp(min=1e-15).pow(-1 / len(structures))
+    for n in range(len(structures)):
+        K = state[f"factor{n}"]  # still I where the block is fresh
+        K.mul_(per_block(torch.where(fresh, scale, 1.0).to(K.dtype), K))
+        if f"tangent{n}" in state:
+            state[f"tangent{n}"].masked_fill_(per_block(fresh, K), 0.0)
+    state["started"] |= fresh
+
+
+def _operands(
+    structures: Structures, state: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[list[Tensor], list[Any]]:
+    """The factors in the dtype of the products, and the numbers (b,) that they were divided by.
+
+    Only fp16 needs the division (by the RMS singular value): the others have the range of fp32.
+    """
+    Ks = [state[f"factor{n}"] for n in range(len(structures))]
+    if dtype != torch.float16:
+        return [K.to(dtype) for K in Ks], [1.0] * len(Ks)
+    scales = [(s.squared_norm(K) / s.d).sqrt().float() for s, K in zip(structures, Ks, strict=True)]
+    scaled = [(K / per_block(s, K)).to(dtype) for K, s in zip(Ks, scales, strict=True)]
+    return scaled, scales
+
+
+def _scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
+    """G in the dtype of the products; for fp16 divided by its largest entry, which is returned."""
+    if dtype != torch.float16:
+        return G, 1.0
+    size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+    return (G / per_block(size, G)).to(dtype), size
+
+
+def product_dtype(p: Tensor, structures: Structures, group: Group) -> torch.dtype:
+    """The dtype in which `direction` wants gradients: that of the products, but fp32 for fp16.
+
+    Unless asked for, products are in bf16 on CUDA and in fp32 elsewhere, in fp64 for fp64. Diagonal
+    factors alone need no matrix products, and so nothing narrower than fp32.
+    """
+    if p.dtype == torch.float64:
+        return torch.float64
+    if all(isinstance(s, Diagonal) for s in structures):
+        return torch.float32
+    default = torch.bfloat16 if p.device.type == "cuda" else torch.float32
+    dtype: torch.dtype = group["matmul_dtype"] or default
+    return torch.float32 if dtype == torch.float16 else dtype

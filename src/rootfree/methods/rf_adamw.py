@@ -1,0 +1,103 @@
+"""RF-AdamW: AdamW without the square root."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from rootfree.curvature import Curvature
+from rootfree.kernels.rounding import widened
+from rootfree.methods.diagonal import DiagonalOptimizer
+from rootfree.rules.diagonal import average_, preconditioned_descent_
+from rootfree.rules.momentum import Tail, decay_
+from rootfree.shell.checks import averaging_pair
+from rootfree.shell.optimizer import Group, states
+from rootfree.shell.options import BASIC_OPTIONS
+from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
+from rootfree.shell.work import Work
+
+
+class RFAdamW(DiagonalOptimizer):
+    r"""RF-AdamW: moving averages of the gradient and of its square, no root, decoupled decay.
+
+    .. code-block:: text
+
+        m <- b₁ m + (1 - b₁) g
+        v <- b₂ v + (1 - b₂) g²
+        p <- p - β₁κ p - β₁ m/(B v + λ)   v starts at 1/B, m at 0; no bias correction
+
+    The state keeps s = B·v, which starts at 1 whatever B is; with a B that changes from step to
+    step every squared gradient is scaled by the B it was averaged over.
+
+    Args:
+        params: parameters, named parameters or groups, as for every torch optimizer.
+        lr: β₁, step size of the parameters (a number or a one-element tensor).
+        batch_size: B, the number of averaged loss terms, as in :class:`rootfree.RFRMSprop`.
+        betas: (b₁, b₂), how much of the averages of the gradient and of its square is kept.
+        damping: λ, added to the curvature.
+        weight_decay: κ, decoupled: multiplied by the step size and the parameter only.
+        state_dtype: dtype of s and m, as in :class:`rootfree.RFRMSprop`.
+        curvature: where H comes from, as in :class:`rootfree.RFRMSprop`.
+        fused: as in :class:`rootfree.RFRMSprop`.
+        capturable: as in :class:`rootfree.RFRMSprop`.
+
+    The defaults were chosen like those of :class:`rootfree.RFRMSprop`, on the same two problems:
+    37.8 % test error on the CNN and validation loss 1.61 on the transformer, where AdamW at the
+    best of three step sizes for each gave 41.3 % and 1.79.
+
+    Example:
+        >>> import torch, rootfree
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = rootfree.RFAdamW(model.parameters(), lr=1e-2, batch_size=32)
+        >>> x, y = torch.randn(32, 4), torch.randn(32, 1)
+        >>> torch.nn.functional.mse_loss(model(x), y).backward()
+        >>> optimizer.step()
+    """
+
+    _kernel = "averaged"
+    options = {**BASIC_OPTIONS, "betas": averaging_pair}
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 3e-2,  # β₁
+        *,
+        batch_size: int | None = None,  # B
+        betas: tuple[float, float] = (0.9, 0.98),
+        damping: float = 1e-3,  # λ
+        weight_decay: float = 0.0,  # κ
+        state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        given = locals()
+        defaults = {name: given[name] for name in self.options}
+        super().__init__(params, defaults, curvature=curvature, fused=fused, capturable=capturable)
+
+    def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
+        fill = {"preconditioner": 1.0, "momentum": 0.0}
+        return parameter_state(p, group, fill, salt=len(self.state))
+
+    def _update_by_rule(self, work: Work) -> None:
+        group, (b1, b2) = work.group, work.group["betas"]
+        ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
+        gs = in_working_dtype(ps, work.gs)
+        with widened(states(work, "momentum"), dtype, counters) as ms:
+            # m <- b₁ m + (1 - b₁) g
+            average_(ms, gs, alpha=b1)
+        with widened(states(work, "preconditioner"), dtype, counters) as ss:
+            # s <- b₂ s + (1 - b₂) B g²   (s = B v)
+            self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=1.0)
+        # p <- (1 - β₁κ) p - β₁ m/(s + λ)
+        decay_(ps, lr=group["lr"], kappa=group["weight_decay"])
+        preconditioned_descent_(ps, ms, ss, lr=group["lr"], lam=group["damping"])
+
+    def _rates(self, group: Group) -> dict[str, float]:
+        b2 = group["betas"][1]
+        return {"keep": b2, "gain": (1 - b2) * group["batch_size"]}
+
+    def _tail(self, group: Group) -> Tail:
+        b1 = group["betas"][0]
+        return Tail(group["lr"], b1, group["weight_decay"], nesterov=False, decoupled=True)

@@ -1,0 +1,108 @@
+"""RF-Shampoo: the counterpart of inverse-free Shampoo that inverts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from rootfree.curvature import BlockCurvature, Curvature
+from rootfree.layout.structured import structured_tiles
+from rootfree.layout.tiles import Tile
+from rootfree.rules import rf_shampoo
+from rootfree.shell.block_optimizer import BlockOptimizer, Structures
+from rootfree.shell.optimizer import Group
+from rootfree.shell.options import BLOCK_OPTIONS
+from rootfree.shell.parameter_state import working_dtype
+
+
+def _direction(
+    group: Group,
+    structures: Structures,
+    state: dict[str, Tensor],
+    G: Tensor,
+    H: BlockCurvature | None,
+) -> Tensor:
+    axes = range(len(structures))
+    inverses = [state[f"inverse{n}"] for n in axes]
+    if H is not None:
+        rf_shampoo.update_factors_(
+            [state[f"factor{n}"] for n in axes],
+            inverses,
+            H.for_operands(G.dtype, 1.0),
+            beta2=group["precond_lr"],
+            lam=group["damping"],
+            gamma=group["gamma"],
+        )
+    return rf_shampoo.precondition(G, inverses)
+
+
+class RFShampoo(BlockOptimizer):
+    r"""RF-Shampoo: Kronecker factors without roots, inverted by Cholesky.
+
+    .. code-block:: text
+
+        Sₙ <- (1 - β₂γ)Sₙ + β₂/D₋ₙ·(B·G₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]G₍ₙ₎ᵀ + λ ∏_{j≠n} tr(Sⱼ⁻¹)·I)
+        U  = G with Sₙ⁻¹ applied on every axis n;   M <- α₁ M + U + κ W;   W <- W - β₁ M
+
+    It is what :class:`rootfree.IFShampoo` does to first order, with exact inverses: the one to
+    compare with. It is slower, needs float32 or float64, and twice the memory. The arguments are
+    those of IFShampoo, less what belongs to its factors; ``precond_lr`` may be up to 1.
+
+    The defaults are IFShampoo's.
+
+    Example:
+        >>> import torch, rootfree
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = rootfree.RFShampoo(model.parameters(), lr=1e-2, batch_size=32)
+        >>> x, y = torch.randn(32, 4), torch.randn(32, 3)
+        >>> torch.nn.functional.mse_loss(model(x), y).backward()
+        >>> optimizer.step()
+    """
+
+    options = BLOCK_OPTIONS
+    _direction = staticmethod(_direction)
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,  # β₁
+        *,
+        batch_size: int | None = None,  # B
+        precond_lr: float = 0.1,  # β₂
+        momentum: float = 0.9,  # α₁
+        damping: float = 1e-4,  # λ
+        weight_decay: float = 0.0,  # κ
+        nesterov: bool = False,
+        decoupled_weight_decay: bool = False,
+        gamma: float = 1.0,  # γ
+        update_every: int | str = 2,  # T
+        block_size: int | None = 1024,
+        update_rms: float | None = None,
+        max_update_rms: float | None = 1.0,
+        state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        given = locals()
+        options = {name: given[name] for name in self.options}
+        super().__init__(params, options, curvature=curvature, fused=fused, capturable=capturable)
+
+    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
+        return structured_tiles(
+            self._pairs.shape_of(p), structure="dense", block_size=group["block_size"]
+        )
+
+    def _block_state(
+        self, p: Tensor, tile: Tile, structures: Structures, group: Group
+    ) -> dict[str, Tensor]:
+        dtype = working_dtype(p)
+        return {
+            f"{name}{n}": s.identity(tile.blocks, dtype=dtype, device=p.device)
+            for n, s in enumerate(structures)
+            for name in ("factor", "inverse")
+        }
+
+    def _why_not_recordable(self) -> str | None:
+        return "it factorises with Cholesky, which waits for the device"

@@ -1,0 +1,1 @@
+"""What all optimizers share: groups, options, work lists, checkpoints, the step."""

@@ -1,0 +1,284 @@
+"""What the matrix methods share: parameters cut into blocks, blocks stacked into buckets.
+
+A method says which axes get which structure, what state a stack of blocks needs, and which rule
+turns gradients of the stack into a direction; gathering and the tail are the same for all.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+from rootfree.curvature import BlockCurvature, OuterProducts
+from rootfree.kernels.fused_stack import FusedStack
+from rootfree.kernels.graphs import Recordings
+from rootfree.kernels.halves import in_halves, joined
+from rootfree.kernels.plan import Direction, Plan, make_plan
+from rootfree.kernels.stack import Part, Stack, portions
+from rootfree.layout.buckets import Bucket, Slot
+from rootfree.layout.tiles import Tile
+from rootfree.rules import LEAST_DAMPING
+from rootfree.shell.groups import named
+from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
+from rootfree.shell.parameter_state import parameter_state, working_dtype
+from rootfree.shell.schedules import schedule
+from rootfree.shell.work import GroupMemory, Work
+from rootfree.structures import Structure
+
+Structures = tuple[Structure, ...]
+
+# Models of at most so many elements have their directions replayed from CUDA graphs. These hold
+# their temporaries, up to seven bytes an element; larger models keep the device busy without.
+REPLAYED = 2**25
+
+_FORM = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm", "init_scale")
+_RATES = ("batch_size", "precond_lr", "damping", "gamma")
+
+
+class BlockOptimizer(RootFreeOptimizer):
+    """Base of the matrix methods; subclasses define `_tiles`, `_block_state` and `_direction`."""
+
+    _elements_at_once = None  # buckets have all their members at once
+
+    #: the rule: (group, structures, state, G, H) -> U, refreshing the state first unless H is None
+    _direction: ClassVar[Direction]
+
+    #: whether the rule is IFShampoo's, for which there are kernels and replays from CUDA graphs
+    _inverse_free: ClassVar[bool] = False
+
+    _recordings: Recordings | None = None  # one for all stacks: they never run at the same time
+
+    # -- what a method defines ---------------------------------------------------------------
+
+    @abstractmethod
+    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
+        """How `p` is cut, and the structure of the factor of each axis."""
+
+    @abstractmethod
+    def _block_state(
+        self, p: Tensor, tile: Tile, structures: Structures, group: Group
+    ) -> dict[str, Tensor]:
+        """State of the tile's blocks; every tensor has the blocks as its first axis."""
+
+    def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
+        """The dtype in which gradients are gathered and multiplied."""
+        return working_dtype(p)
+
+    # -- state -------------------------------------------------------------------------------
+
+    def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        for prefix, tile, structures in self._cut(p, group):
+            for name, tensor in self._block_state(p, tile, structures, group).items():
+                state[prefix + name] = tensor
+        fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
+        # How often p was updated; on the CPU, where it is read.
+        state["step"] = torch.zeros((), dtype=torch.int64)
+        return {**state, **parameter_state(p, group, fill, salt=len(self.state))}
+
+    def _cut(self, p: Tensor, group: Group) -> list[tuple[str, Tile, Structures]]:
+        """The tiles that `p` has a preconditioner for, with the prefix of their keys."""
+        if p.numel() == 0 or self._pairs.owner(p) is not p:
+            return []
+        return [
+            (f"block{i}.", tile, structures)
+            for i, (tile, structures) in enumerate(self._tiles(p, group))
+        ]
+
+    def _describe(self, p: Tensor, group: Group) -> str:
+        if self._pairs.owner(p) is not p:
+            return "with its weight"
+        parts = []
+        for _, tile, structures in self._cut(p, group):
+            factors = " x ".join(f"{s.name} {s.d}" for s in structures)
+            parts.append(f"{tile.blocks} of {factors}" if tile.blocks > 1 else factors)
+        joint = " (with its bias)" if self._pairs.is_weight(p) else ""
+        return "; ".join(parts) + joint or "none"
+
+    def _checked_group(self, param_group: dict[str, Any]) -> Group:
+        group = super()._checked_group(param_group)
+        for what, p in named(group["params"]):
+            if hasattr(p, "full_tensor"):
+                raise TypeError(
+                    f"{what} is sharded (a DTensor); {type(self).__name__} takes whole parameters "
+                    "only, as under DDP. The diagonal methods take sharded ones"
+                )
+            try:  # an impossible structure or block size is found before anything is changed
+                self._cut(p, group)
+            except ValueError as error:
+                raise ValueError(f"{what}: {error}") from error
+        return group
+
+    @_disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
+        saved = super().state_dict()
+        return {**saved, "state": {key: joined(row) for key, row in saved["state"].items()}}
+
+    # -- what is remembered of a group -------------------------------------------------------
+
+    def _form(self, group: Group) -> Any:
+        momenta = (group["momentum"] > 0, group.get("riemannian_momentum", 0.0) > 0)
+        # Damping decides what some methods keep beside the inverse.
+        flags = (*momenta, group["damping"] > 0, group["state_dtype"])
+        return (*flags, *[group.get(name) for name in _FORM])
+
+    def _lay_out(self, memory: GroupMemory) -> None:
+        """Stack the state into slabs, in the form that their plans want; state[p] has views."""
+        found: dict[Any, Bucket[Plan]] = {}
+        for p in memory.params:
+            for prefix, tile, structures in self._cut(p, memory.group):
+                key = (p.device, p.dtype, tile.sizes, structures)
+                if key not in found:
+                    found[key] = Bucket(structures, self._plan(p, structures, memory.group))
+                slot = Slot(p, tile, prefix, self._pairs.pieces_of(p, tile))
+                found[key].slots.append(slot)
+        memory.buckets = list(found.values())
+        for bucket in memory.buckets:
+            rows = []
+            for slot in bucket.slots:
+                state = self.state[slot.p]
+                keys = [key for key in state if key.startswith(slot.prefix)]
+                mine = {key.removeprefix(slot.prefix): state.pop(key) for key in keys}
+                rows.append(in_halves(mine) if bucket.plan.halves else mine)
+            bucket.adopt(rows)
+            for slot, views in zip(bucket.slots, bucket.views(), strict=True):
+                self.state[slot.p].update({slot.prefix + name: t for name, t in views.items()})
+        if memory.params:
+            memory.steps = torch.stack([row["step"] for row in memory.rows])
+            for row, step in zip(memory.rows, memory.steps.unbind(), strict=True):
+                row["step"] = step
+
+    def _plan(self, p: Tensor, structures: Structures, group: Group) -> Plan:
+        return make_plan(
+            p,
+            structures,
+            group,
+            fused=self._kernels_run(p),
+            dtype=self._products(p, structures, group),
+            direction=self._direction,
+            inverse_free=self._inverse_free and self._curvature is None,
+        )
+
+    def _dues(self, memory: GroupMemory) -> list[bool]:
+        """Whether each parameter's count of its own steps says that it is time."""
+        steps = [] if memory.steps is None else memory.steps.tolist()
+        every = memory.group["update_every"]
+        if isinstance(every, int):
+            return [step % every == 0 for step in steps]
+        return list(map(schedule(every), steps))
+
+    @property
+    def refreshes_next(self) -> bool:
+        """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
+        return any(any(self._dues(self._memory_of(group))) for group in self.param_groups)
+
+    def release(self) -> None:
+        """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
+        if self._recordings is not None:
+            self._recordings.release()
+
+    def _reads_numbers(self, work: Work) -> bool:
+        return work.stacks is not None and all(
+            share.bucket.plan.kernel is not None
+            for _, stack in work.stacks
+            for share in stack.shares
+        )
+
+    def _send_numbers(self, work: Work) -> None:
+        for _, stack in work.stacks or []:
+            if isinstance(stack, FusedStack):
+                B, beta2, lam, gamma = (work.group[name] for name in _RATES)
+                stack.send(self._tail(work.group), (B, beta2, max(lam, LEAST_DAMPING), gamma))
+
+    # -- the step ----------------------------------------------------------------------------
+
+    @_disable_dynamo
+    def _update(self, work: Work) -> None:
+        tail = self._tail(work.group)
+        if work.stacks is None:
+            work.stacks = self._stacks(work)
+        self._send_numbers(work)
+        for where, stack in work.stacks:
+            gs = [work.gs[i] for i in where]
+            with torch.cuda.device_of(gs[0]):
+                stack.gather_(gs, squares=work.refresh)
+                kind = (work.refresh, *self._baked(work, stack))
+                stack.run(kind, partial(self._directions_, work, stack))
+                momenta = [states(work, key) for key in ("momentum", "rounding")]
+                stack.descend_(*([each[i] for i in where if each] for each in momenta), tail)
+
+    def _directions_(self, work: Work, stack: Stack | FusedStack) -> None:
+        """Gradients in the stack <- their directions."""
+        for part in stack.parts(refresh=work.refresh):
+            plan, H = part.share.bucket.plan, None
+            if plan.kernel is not None:
+                numbers = stack.numbers.tensor
+                plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
+                continue
+            if work.refresh:
+                H = self._curvature_of(part, B=work.group["batch_size"])
+            structures = part.share.bucket.structures
+            rows = portions(part.G, part.state)
+            for each in rows:
+                G, state, mine = part.G[each], part.state, H
+                if len(rows) > 1:
+                    state = {name: slab[each] for name, slab in part.state.items()}
+                    mine = None if H is None else H.rows(each)
+                G.copy_(plan.direction(work.group, structures, state, G, mine))
+
+    def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:
+        if self._curvature is None:
+            return OuterProducts(part.G, weight=B)
+        tiles = [(slot.p, slot.tile) for slot in part.share.slots]
+        return self._curvature.blocks(tiles, part.G, B=B)
+
+    def _stacks(self, work: Work) -> list[tuple[list[int], Stack | FusedStack]]:
+        """Stacks for the work's parameters; those with kernels have one dtype each."""
+        ps, present = work.ps, set(work.ps)
+        alike: dict[Any, list[Bucket[Plan]]] = {}
+        for bucket in self._memories[id(work.group)].buckets:
+            if any(piece.p in present for slot in bucket.slots for piece in slot.pieces):
+                plan = bucket.plan
+                alike.setdefault(plan.dtype if plan.fused else None, []).append(bucket)
+        stacks: list[tuple[list[int], Stack | FusedStack]] = []
+        for buckets in alike.values():
+            members = {q.p for bucket in buckets for slot in bucket.slots for q in slot.pieces}
+            where = [i for i, p in enumerate(ps) if p in members]
+            mine = [ps[i] for i in where]
+            if buckets[0].plan.fused:
+                stacks.append((where, FusedStack(mine, buckets, self._replays(mine[0]))))
+            else:
+                stacks.append((where, Stack(mine, buckets, wide=working_dtype(mine[0]))))
+        return stacks
+
+    def _replays(self, p: Tensor) -> Recordings | None:
+        """Where directions of small models are recorded: they use memory of our own alone."""
+        elements = sum(p.numel() for group in self.param_groups for p in group["params"])
+        if not (self._inverse_free and self._curvature is None and p.is_cuda):
+            return None
+        if elements > REPLAYED:
+            return None
+        self._recordings = self._recordings or Recordings()
+        return self._recordings
+
+    def _baked(self, work: Work, stack: Stack | FusedStack) -> tuple[Any, ...]:
+        """Hyper-parameters that launches of the directions have in them: rules do, kernels not."""
+        if all(share.bucket.plan.kernel is not None for share in stack.shares):
+            return ()
+        return tuple(work.group.get(name) for name in (*_RATES, "riemannian_momentum"))
+
+    @_disable_dynamo
+    def _end_step(self, work: list[Work]) -> None:
+        for w in work:
+            steps = self._memories[id(w.group)].steps
+            assert steps is not None
+            if len(w.where) == len(steps):
+                steps += 1
+            else:
+                steps[w.where] += 1

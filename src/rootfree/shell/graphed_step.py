@@ -1,0 +1,130 @@
+"""A step recorded once and replayed: for models whose steps are mostly launches."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rootfree.kernels.graphs import Recordings
+from rootfree.shell.optimizer import RootFreeOptimizer
+from rootfree.shell.work import Work
+
+
+class _Held(NamedTuple):
+    """What lives as long as a recorded step."""
+
+    gradients: list[Tensor]  # where the recorded kernels read
+    objects: list[Any]  # whose identity is part of the kind
+
+
+class GraphedStep:
+    """Runs an optimizer's step from CUDA graphs: one launch in place of hundreds.
+
+    Call :meth:`step` where you called ``optimizer.step()``. A kind of step (with or without a
+    refresh of the preconditioner, with these hyper-parameters) runs as usual the first time, is
+    recorded the second time, and replayed from then on, with the same result bit for bit. Where
+    kernels run, hyper-parameters may change without a new recording. Without kernels they are part
+    of the graph: use ``capturable=True`` if a scheduler changes ``lr``.
+
+    Gradients may move from step to step; those that did are copied to where the graph reads. To
+    save that copy and its memory, use ``zero_grad(set_to_none=False)``. Hooks registered on the
+    optimizer's step run only when it runs as usual.
+
+    Args:
+        optimizer: any optimizer of this library, all parameters on one CUDA device, with the
+            default curvature.
+
+    Example:
+        >>> import torch, rootfree
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = rootfree.IFShampoo(model.parameters(), batch_size=32)
+        >>> if torch.cuda.is_available():
+        ...     graphed = rootfree.GraphedStep(optimizer)
+    """
+
+    def __init__(self, optimizer: RootFreeOptimizer) -> None:
+        if not isinstance(optimizer, RootFreeOptimizer):
+            raise TypeError(f"optimizer must be one of rootfree's, got {type(optimizer).__name__}")
+        devices = {p.device for group in optimizer.param_groups for p in group["params"]}
+        if len(devices) != 1 or next(iter(devices)).type != "cuda":
+            found = ", ".join(sorted(map(str, devices)))
+            raise ValueError(f"all parameters of optimizer must be on one CUDA device, got {found}")
+        if optimizer._curvature is not None:
+            raise ValueError(
+                "optimizer must have the default curvature: a recorder's part of a step cannot be "
+                "recorded in a graph"
+            )
+        if (reason := optimizer._why_not_recordable()) is not None:
+            name = type(optimizer).__name__
+            raise ValueError(f"a step of {name} cannot be recorded in a graph: {reason}")
+        self._optimizer = optimizer
+        self._device = next(iter(devices))
+        self._recordings = Recordings(first=1, limited=False)
+
+    def step(self) -> None:
+        """One update of every parameter that has a gradient."""
+        optimizer = self._optimizer
+        # An unusable gradient is refused here, before anything is counted.
+        work = optimizer._work()
+        if optimizer._batch_counter is not None and work:
+            # Counted here: recorded kernels read B where they are told.
+            optimizer._count_batch()
+        counter, optimizer._batch_counter = optimizer._batch_counter, None
+        try:
+            ps = [p for w in work for p in w.ps]
+            gs = [g for w in work for g in w.gs]
+            kind, objects = self._kind(work)
+            known = self._recordings.held(kind)
+            if known is not None:
+                _copy_moved(gs, known.gradients)
+            with torch.cuda.device(self._device):
+                for w in work:
+                    optimizer._send_numbers(w)
+                replayed = self._recordings(
+                    kind, optimizer.step, held=_Held(gs, objects), record=self._record
+                )
+            if replayed:
+                for w in work:
+                    w.gs = []
+                optimizer._end_step(work)
+                optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
+                torch.autograd.graph.increment_version(ps)
+        finally:
+            if counter is not None:
+                optimizer._batch_counter = counter
+            else:
+                del optimizer._batch_counter  # back to the class's None
+
+    def release(self) -> None:
+        """Drop the recorded graphs, as before a process group ends; steps are recorded anew."""
+        self._recordings.release()
+        self._optimizer.release()
+
+    def _record(self) -> None:
+        """What is recorded: the updates, without the counting that goes with a step."""
+        for w in self._optimizer._work():
+            self._optimizer._update(w)
+
+    def _kind(self, work: list[Work]) -> tuple[Any, list[Any]]:
+        """What a recording depends on beside the contents of tensors, and objects named in it."""
+        objects: list[Any] = []
+        kind: list[Any] = []
+        for w in work:
+            memory = self._optimizer._memories[id(w.group)]
+            lr = w.group["lr"]
+            objects += [memory, *w.ps, *([lr] if isinstance(lr, Tensor) else [])]
+            kind += [id(memory), w.refresh, *map(Tensor.data_ptr, w.ps)]
+            for name, value in self._optimizer._in_graph(w).items():
+                kind.append((name, id(value) if isinstance(value, Tensor) else value))
+        return tuple(kind), objects
+
+
+def _copy_moved(gs: list[Tensor], places: list[Tensor]) -> None:
+    """Gradients that are not where the recorded kernels read them go there."""
+    moved = [
+        (place, g) for place, g in zip(places, gs, strict=True) if g.data_ptr() != place.data_ptr()
+    ]
+    if moved:
+        torch._foreach_copy_([place for place, _ in moved], [g for _, g in moved])

@@ -1,0 +1,365 @@
+"""The shell that every optimizer of the library shares: groups, validation, state, the step.
+
+A method adds three things: the options it takes, the state of one parameter, and the update of a
+list of parameters. Everything a training loop touches (schedulers, scalers, hooks, checkpoints)
+lives here, once.
+
+State is made when parameters are added, not at the first step, and is flat: `state[p]` maps strings
+to tensors, groups hold plain values. That is what lets `torch.load` with its safe default,
+distributed checkpoints and sharded training take it as it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from operator import is_
+from typing import Any, ClassVar, cast, overload
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from rootfree.curvature import Curvature, CurvatureSource
+from rootfree.kernels.plan import kernel_devices, kernels_run
+from rootfree.layout.joint import JointPairs
+from rootfree.rules.momentum import Tail
+from rootfree.shell.checkpoint import bring_state, load_checkpoint
+from rootfree.shell.checks import Check, positive_integer
+from rootfree.shell.groups import as_list, check_devices, check_option_names, check_parameters
+from rootfree.shell.summary import named_groups, table_of
+from rootfree.shell.work import GroupMemory, Work, sorted_work
+
+Group = dict[str, Any]
+Tensors = list[Tensor]
+
+_BATCH_SIZE_MISSING = (
+    "batch_size is not set. It is the number of loss terms that the loss averages: images of a "
+    "classification batch, tokens of a language model, over all micro-batches and ranks; 1 for a "
+    "summed loss. Give batch_size=..., set optimizer.batch_size before step(), or count it with "
+    "rootfree.track_batch_size(model, optimizer)."
+)
+
+
+class RootFreeOptimizer(Optimizer, ABC):
+    """Base of the optimizers: subclasses define `options`, `_init_state` and `_update`."""
+
+    #: option name -> check; the keys are exactly the hyper-parameters of the method
+    options: ClassVar[Mapping[str, Check]] = {}
+
+    #: how many elements are updated at once on a CPU, so that they stay in its cache between the
+    #: passes over them (twice as fast as all at once on a ViT-B); None: all
+    _elements_at_once: ClassVar[int | None] = 2**20
+
+    #: set by `rootfree.track_batch_size`: asked for B after the closure, told when B starts anew
+    _batch_counter: Any = None
+
+    #: what is remembered between steps, by id of the group; copies start without
+    _memories: Mapping[int, GroupMemory] = {}
+
+    _fused: bool | None = None  #: whether kernels were asked for
+    _capturable = False  #: whether lr is kept as a tensor on the device
+    _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
+    _pairs = JointPairs()  #: weights and biases that the curvature treats as one matrix
+
+    def __init__(
+        self,
+        params: ParamsT,
+        defaults: dict[str, Any],
+        *,
+        curvature: Curvature | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        kernel_devices(fused)  # what is no value of it is refused
+        self._fused = fused
+        self._capturable = capturable
+        if curvature is not None:
+            self._curvature = CurvatureSource(curvature)
+            self._pairs = self._curvature.pairs
+        # The method's name travels in the checkpoint, so that another method's is refused.
+        super().__init__(params, {**defaults, "method": type(self).__name__})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # The machine that we are on now may have no kernels to insist on.
+        self._fused = False if state.get("_fused") is False else None
+        if self._curvature is not None:
+            self._pairs = self._curvature.pairs
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy without its curvature would be another method.
+        kept = {} if self._curvature is None else {"_curvature": self._curvature}
+        asked = {"_fused": self._fused, "_capturable": self._capturable}
+        return {**super().__getstate__(), **asked, **kept}
+
+    # -- what a method defines ---------------------------------------------------------------
+
+    @abstractmethod
+    def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
+        """The state of parameter `p`: flat, tensors only, the same on every machine."""
+
+    @abstractmethod
+    def _update(self, work: Work) -> None:
+        """Update parameters of one device and dtype, given their gradients."""
+
+    @abstractmethod
+    def _describe(self, p: Tensor, group: Group) -> str:
+        """What preconditioner `p` got, for `summary()`."""
+
+    def _form(self, group: Group) -> Hashable:
+        """The values of options that the form of the state depends on."""
+        return group.get("momentum", 1.0) > 0, group["state_dtype"]
+
+    def _dues(self, memory: GroupMemory) -> list[bool] | None:
+        """Which parameters have their preconditioner refreshed by the next step; None: all."""
+        return None
+
+    def _lay_out(self, memory: GroupMemory) -> None:
+        """Prepare what is remembered of a group, given its complete state."""
+        return  # nothing, unless a method says otherwise
+
+    def _end_step(self, work: list[Work]) -> None:
+        """Called when all parameters are updated."""
+        return  # nothing, unless a method says otherwise
+
+    # -- groups ------------------------------------------------------------------------------
+
+    @_disable_dynamo
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with their own options; a bad group changes nothing."""
+        group = self._checked_group(param_group)
+        if self._capturable and not isinstance(group["lr"], Tensor):
+            first = next((p for p in group["params"]), None)
+            p = first[1] if isinstance(first, tuple) else first
+            group["lr"] = torch.tensor(group["lr"], device=None if p is None else p.device)
+        super().add_param_group(group)
+        for p in self.param_groups[-1]["params"]:
+            self.state[p] = self._init_state(p, group)
+
+    def _checked_group(self, param_group: dict[str, Any]) -> Group:
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
+        group = {**self.defaults, **param_group}
+        group["params"] = as_list(param_group["params"])
+        known = {id(p) for group in self.param_groups for p in group["params"]}
+        check_parameters(group["params"], known)
+        if self._fused:
+            check_devices(group["params"], kernel_devices(True))
+        self._pairs.check_group(group["params"])
+        check_option_names(param_group, self.options, method=type(self).__name__)
+        return {**group, **self._checked_options(group)}
+
+    def _checked_options(self, group: Group) -> dict[str, Any]:
+        return {name: check(name, group[name]) for name, check in self.options.items()}
+
+    @property
+    def batch_size(self) -> int | None:
+        """B, the number of averaged loss terms; setting it sets it in every group."""
+        values = {group["batch_size"] for group in self.param_groups}
+        if len(values) != 1:
+            raise ValueError(
+                f"the groups have different values of batch_size, {sorted(values, key=str)}: "
+                "read it from param_groups"
+            )
+        (value,) = values
+        return cast("int | None", value)
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        checked = positive_integer("batch_size", value)
+        for group in self.param_groups:
+            group["batch_size"] = checked
+
+    # -- the step ----------------------------------------------------------------------------
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of every parameter that has a gradient.
+
+        All gradients are looked at before the first parameter is changed, so that an error leaves
+        parameters and state as they were.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        work = self._work()
+        refreshed = [w for w in work if w.refresh] if self._curvature is not None else []
+        if self._curvature is not None:
+            self._curvature.check([p for w in refreshed for p in w.ps])
+        if self._batch_counter is not None:
+            self._count_batch()
+        if any(w.group["batch_size"] is None for w in work):
+            raise RuntimeError(_BATCH_SIZE_MISSING)
+        if self._curvature is not None:
+            self._curvature.ask((p, w.group["batch_size"]) for w in refreshed for p in w.ps)
+        for w in work:
+            self._update(w)
+            w.gs = []
+        self._end_step(work)
+        if self._curvature is not None:
+            self._curvature.done()
+        return loss
+
+    def _work(self) -> list[Work]:
+        """What there is to update, with gradients that were found usable and state in its place."""
+        found: list[Work] = []
+        for group in self.param_groups:
+            params = group["params"]
+            compiling = torch.compiler.is_compiling()
+            memory = None if compiling else self._memory_of(group)
+            gs = [p.grad for p in params]
+            dues = None if memory is None else self._dues(memory)
+            if dues is None:
+                dues, refresh = [True] * len(gs), True
+            else:
+                due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
+                refresh = due.pop() if len(due) == 1 else None
+            kinds: list[Any] = [
+                None if g is None else (p.device, p.dtype, g.dtype, g.layout, refresh is None and d)
+                for p, g, d in zip(params, gs, dues, strict=True)
+            ]
+            work = self._known_work(memory, kinds) if memory is not None else None
+            if work is None:
+                rows = [self.state[p] for p in params] if memory is None else memory.rows
+                work = sorted_work(group, kinds, rows, elements_at_once=self._elements_at_once)
+                if memory is not None:
+                    memory.remember(kinds, work)
+            for w in work:
+                w.gs = [cast("Tensor", gs[i]) for i in w.where]
+                w.refresh = refresh if refresh is not None else dues[w.where[0]]
+            found += work
+        return found
+
+    @staticmethod
+    def _known_work(memory: GroupMemory, kinds: list[Any]) -> list[Work] | None:
+        return next((work for known, work in memory.patterns if known == kinds), None)
+
+    def _memory_of(self, group: Group) -> GroupMemory:
+        """What is known of a group: made anew when anything that it depends on is not as it was."""
+        memory, params = self._memories.get(id(group)), group["params"]
+        if (
+            memory is not None
+            and memory.group is group
+            and len(params) == len(memory.params)
+            and all(map(is_, params, memory.params))
+            and memory.form == self._form(group)
+            and all(map(is_, map(self.state.get, params), memory.rows))
+            and all(row.get(key) is tensor for row, key, tensor in memory.held)
+            and memory.places == [(p.device, p.dtype, p.shape) for p in params]
+        ):
+            return memory
+        return self._remember(group)
+
+    @_disable_dynamo
+    def _remember(self, group: Group) -> GroupMemory:
+        params = list(group["params"])
+        for p in params:
+            self.state[p] = bring_state(self, p, group)
+        places = [(p.device, p.dtype, p.shape) for p in params]
+        rows = [self.state[p] for p in params]
+        memory = GroupMemory(group, self._form(group), params, places, rows, [])
+        self._lay_out(memory)
+        memory.held = [(row, key, tensor) for row in rows for key, tensor in row.items()]
+        alive = {id(group) for group in self.param_groups}
+        kept = {key: known for key, known in self._memories.items() if key in alive}
+        # A new dict, not an entry: the class attribute is the empty start of all optimizers.
+        self._memories = {**kept, id(group): memory}
+        return memory
+
+    def _kernels_run(self, p: Tensor) -> bool:
+        return kernels_run(p, self._fused)
+
+    def _tail(self, group: Group) -> Tail:
+        """The tail of the heavy-ball methods."""
+        return Tail(
+            group["lr"],
+            group["momentum"],
+            group["weight_decay"],
+            group["nesterov"],
+            group["decoupled_weight_decay"],
+            group.get("update_rms"),
+            group.get("max_update_rms"),
+        )
+
+    # -- recorded steps (`rootfree.GraphedStep`) ---------------------------------------------
+
+    def _why_not_recordable(self) -> str | None:
+        """Why a step cannot be recorded in a CUDA graph; None: it can."""
+        return None
+
+    def _reads_numbers(self, work: Work) -> bool:
+        """Whether hyper-parameters are read from the device: a recorded step then follows them."""
+        return False
+
+    def _send_numbers(self, work: Work) -> None:
+        """Bring the hyper-parameters to where kernels read them."""
+        return  # nothing, unless a method says otherwise
+
+    def _in_graph(self, work: Work) -> dict[str, Any]:
+        """Options as a recorded step has them in it; numbers on the device: whether they are 0."""
+        live = self._reads_numbers(work)
+        return {
+            name: value != 0 if live and isinstance(value, (int, float)) else value
+            for name, value in work.group.items()
+            if name in self.options
+        }
+
+    def release(self) -> None:
+        """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
+        return  # there are none, unless a method says otherwise
+
+    @_disable_dynamo
+    def _count_batch(self) -> None:
+        if any(p.grad is not None for group in self.param_groups for p in group["params"]):
+            self.batch_size = self._batch_counter.take()
+
+    @_disable_dynamo
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients (and, where the batch size is counted, what was counted)."""
+        super().zero_grad(set_to_none)
+        if self._batch_counter is not None:
+            self._batch_counter.reset()
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    @_disable_dynamo
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy a checkpoint in; each state tensor keeps its own dtype, device and storage.
+
+        As in torch.optim the checkpoint's hyper-parameters win. A checkpoint that does not fit
+        (another method, other shapes) is refused before anything is changed.
+        """
+        state_dict = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = pre_hook(self, state_dict)
+            if replaced is not None:
+                state_dict = replaced
+        load_checkpoint(self, state_dict)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    # -- what a person sees ------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """A table: parameter, shape, preconditioner, bytes of state."""
+        described = (
+            (name, p, self._describe(p, group), self.state[p])
+            for group, names in named_groups(self.param_groups)
+            for name, p in zip(names, group["params"], strict=True)
+        )
+        return table_of(described)
+
+
+def states(work: Work, key: str) -> Tensors:
+    """One entry of the state of each parameter; empty where they have none."""
+    return [row[key] for row in work.rows] if key in work.rows[0] else []

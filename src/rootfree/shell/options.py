@@ -1,0 +1,60 @@
+"""Which hyper-parameters the methods take: one word, one meaning, one check, for all of them."""
+
+from __future__ import annotations
+
+import torch
+
+from rootfree.layout.structured import structure_option
+from rootfree.shell.checks import (
+    Check,
+    OneOf,
+    Optional,
+    Real,
+    boolean,
+    init_scale,
+    learning_rate,
+    positive,
+    positive_integer,
+)
+from rootfree.shell.schedules import refresh_interval
+
+#: Options of every method; a class may narrow a range.
+BASIC_OPTIONS: dict[str, Check] = {
+    "lr": learning_rate,
+    "batch_size": Optional(positive_integer),
+    "damping": Real(),
+    "weight_decay": Real(),
+    "state_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16))),
+}
+
+#: Options of the methods with heavy-ball momentum.
+HEAVY_BALL_OPTIONS: dict[str, Check] = {
+    **BASIC_OPTIONS,
+    "precond_lr": Real(high=1.0),
+    "momentum": Real(high=1.0, open_high=True),
+    "nesterov": boolean,
+    "decoupled_weight_decay": boolean,
+}
+
+#: Options of the methods that work on blocks.
+BLOCK_OPTIONS: dict[str, Check] = {
+    **HEAVY_BALL_OPTIONS,
+    "gamma": Real(high=1.0),
+    "update_every": refresh_interval,
+    "block_size": Optional(positive_integer),
+    "update_rms": Optional(positive),
+    "max_update_rms": Optional(positive),
+}
+
+#: Options of the inverse-free methods among them.
+INVERSE_FREE_OPTIONS: dict[str, Check] = {
+    **BLOCK_OPTIONS,
+    # I - β₂m/‖m‖ must stay invertible.
+    "precond_lr": Real(high=1.0, open_high=True),
+    "riemannian_momentum": Real(high=1.0, open_high=True),
+    "structure": structure_option,
+    "factor_norm": OneOf((None, "frobenius", "spectral")),
+    "init_scale": init_scale,
+    "factor_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16))),
+    "matmul_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16, torch.float16))),
+}

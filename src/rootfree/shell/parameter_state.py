@@ -1,0 +1,50 @@
+"""In which precision things are computed, and state that is kept in fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Group = dict[str, Any]
+Tensors = list[Tensor]
+
+
+def working_dtype(p: Tensor) -> torch.dtype:
+    """The dtype in which updates of `p` are computed: float64 for float64, float32 otherwise."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def in_working_dtype(ps: Tensors, gs: Tensors) -> Tensors:
+    """The gradients in the dtype of the computation; themselves where they have it already."""
+    dtype = working_dtype(ps[0])
+    return gs if gs[0].dtype == dtype else [g.to(dtype) for g in gs]
+
+
+def parameter_state(
+    p: Tensor, group: Group, fill: Mapping[str, float], *, salt: int
+) -> dict[str, Tensor]:
+    """State tensors laid out like `p`, each filled with a number, in the group's `state_dtype`.
+
+    In bfloat16 there is also the counter that makes stochastic rounding repeatable; it starts at
+    another value for every parameter (`salt`), so that no two share their noise.
+    """
+    dtype = group["state_dtype"] or working_dtype(p)
+    state = {
+        name: torch.full_like(p, value, dtype=dtype, requires_grad=False)
+        for name, value in fill.items()
+    }
+    if dtype == torch.bfloat16:
+        state["rounding"] = rounding_counters((), salt=salt, device=p.device)
+    return state
+
+
+def rounding_counters(shape: tuple[int, ...], *, salt: int, device: torch.device | str) -> Tensor:
+    """Counters of stochastic rounding, far apart for different salts and for the rows of one."""
+    start = salt * 0x9E3779B1 & 0x3FFFFFFF
+    counters = torch.full(shape, start, dtype=torch.int32, device=device)
+    if shape:
+        counters += torch.arange(shape[0], dtype=torch.int32, device=device) * 65537
+    return counters

@@ -1,0 +1,104 @@
+"""Which parameters a step has to update, and what is remembered of a group between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootfree.kernels.diagonal import FusedDiagonal
+from rootfree.kernels.fused_stack import FusedStack
+from rootfree.kernels.plan import Plan
+from rootfree.kernels.stack import Stack
+from rootfree.layout.buckets import Bucket
+
+Tensors = list[Tensor]
+Group = dict[str, Any]
+#: of a parameter: None without a gradient, else what decides with which others it is updated
+Kind = tuple[Any, ...] | None
+
+# Patterns of missing gradients that are remembered for a group.
+_MOST = 4
+
+
+@dataclass(eq=False)
+class Work:
+    """Parameters of one group, device and dtype that are updated together."""
+
+    group: Group
+    where: list[int]  # positions in the group
+    ps: Tensors
+    rows: list[dict[str, Tensor]]  # their state
+    gs: Tensors = field(default_factory=list)  # of this step
+    refresh: bool = True  # whether this step refreshes the preconditioners
+    stacks: list[tuple[list[int], Stack | FusedStack]] | None = None  # with positions in ps
+    kernel: FusedDiagonal | None = None
+
+
+@dataclass(eq=False)
+class GroupMemory:
+    """What is remembered of a group, and what that depends on."""
+
+    group: Group
+    form: Hashable  # options that the form of the state depends on
+    params: Tensors
+    places: list[Any]  # device, dtype and shape of each
+    rows: list[dict[str, Tensor]]  # state[p] of each
+    held: list[tuple[dict[str, Tensor], str, Tensor]]  # all of their tensors
+    buckets: list[Bucket[Plan]] = field(default_factory=list)
+    steps: Tensor | None = None  # how often each was updated, on the CPU
+    patterns: list[tuple[list[Kind], list[Work]]] = field(default_factory=list)
+
+    def remember(self, kinds: list[Kind], work: list[Work]) -> None:
+        """Keep work for a pattern of gradients; the oldest one goes."""
+        self.patterns[:] = [(kinds, work), *self.patterns[: _MOST - 1]]
+
+
+def sorted_work(
+    group: Group,
+    kinds: Sequence[Kind],
+    rows: Sequence[dict[str, Tensor]],
+    *,
+    elements_at_once: int | None,
+) -> list[Work]:
+    """Parameters with gradients, found usable, by kind; on a CPU in handy portions."""
+    params = group["params"]
+    by_kind: dict[Any, list[int]] = {}
+    for i, (p, kind) in enumerate(zip(params, kinds, strict=True)):
+        if kind is not None and p.numel() > 0:
+            check_gradient(p)
+            by_kind.setdefault((kind[0], kind[1], kind[-1]), []).append(i)
+    work = []
+    for (device, _, refresh), where in by_kind.items():
+        limit = elements_at_once if device.type == "cpu" else None
+        for part in [where] if limit is None else _portions(params, where, limit):
+            mine = ([params[i] for i in part], [rows[i] for i in part])
+            work.append(Work(group, part, *mine, refresh=refresh))
+    return work
+
+
+def _portions(params: Tensors, where: list[int], limit: int) -> Iterable[list[int]]:
+    """Consecutive parameters with at most `limit` elements together (or one larger one)."""
+    portions: list[list[int]] = []
+    room = 0
+    for i in where:
+        if not portions or params[i].numel() > room:
+            portions.append([])
+            room = limit
+        portions[-1].append(i)
+        room -= params[i].numel()
+    return portions
+
+
+def check_gradient(p: Tensor) -> None:
+    """Refuse gradients that no method here can use."""
+    g = p.grad
+    if g is not None and (g.layout != torch.strided or g.is_complex()):
+        kind = "complex" if g.is_complex() else str(g.layout).removeprefix("torch.")
+        raise RuntimeError(
+            f"the gradient of a parameter of shape {tuple(p.shape)} is {kind}; "
+            "only dense real gradients are supported (use sparse=False in embeddings)"
+        )
