@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import rootfree
 from conformance.problems import identical, snapshot
 from rootfree import buckets
-from rootfree.blocks import tiles_of
-from rootfree.buckets import Bucket, Slot
+from rootfree.layout.tiles import tiles_of
+from rootfree.layout.buckets import Bucket, Slot
 from rootfree.structures import Dense
 
 SHAMPOO: dict[str, Any] = {"lr": 0.05, "precond_lr": 0.2, "momentum": 0.8, "weight_decay": 0.1}

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import rootfree
-from rootfree.factor_options import (
+from rootfree.layout.structured import (
     init_scale_option,
     positive,
     structure_option,
     structured_tiles,
 )
-from rootfree.inverse_free import gradient_dtype
+from rootfree.methods.inverse_free import gradient_dtype
 from rootfree.structures import make_structure
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import rootfree
 from kernels.devices import DEVICE
-from rootfree.checkpoint import StateMismatchError
-from rootfree.halves import join, joined, kept_like, split
+from rootfree.shell.checkpoint import StateMismatchError
+from rootfree.kernels.halves import join, joined, kept_like, split
 
 FINITE = st.floats(width=32, allow_nan=False)
 

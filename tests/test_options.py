@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootfree import options
-from rootfree.options import BASIC_OPTIONS, OneOf, Optional, Real
+from rootfree.shell.checks import BASIC_OPTIONS, OneOf, Optional, Real
 
 
 def refused(check, value, *parts: str, error: type[Exception] = ValueError) -> None:

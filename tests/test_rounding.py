@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import rootfree
-from rootfree.rounding import hash_noise, stochastic_round_, widened
+from rootfree.kernels.rounding import hash_noise, stochastic_round_, widened
 
 
 def counter(value: int = 0) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import rootfree
-from rootfree.schedules import every, logarithmic, refresh_interval, schedule
+from rootfree.shell.schedules import every, logarithmic, refresh_interval, schedule
 
 
 def odd(step: int) -> int:

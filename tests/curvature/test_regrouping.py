@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from curvature.given import dense
 from rootfree import KroneckerCurvature
-from rootfree.blocks import Tile, tiles_of
-from rootfree.curvature.regrouping import parts_of, regroup
+from rootfree.layout.tiles import Tile, tiles_of
+from rootfree.curvature.kronecker import parts_of
+from rootfree.curvature.regrouping import regroup
 
 primes = st.lists(st.sampled_from([2, 2, 3]), min_size=1, max_size=4)
 cuts = st.lists(st.booleans(), min_size=3, max_size=3)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootfree.blocks import Tile, tiles_of
+from rootfree.layout.tiles import Tile, tiles_of
 from rootfree.kernels.block_table import COLS, ROWS, aligned, entries_of, items_of, shares_of
 
 

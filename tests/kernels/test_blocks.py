@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kernels.devices import DEVICE, close, normal, unaligned
-from rootfree.buckets import Bucket, Slot
-from rootfree.factor_options import structured_tiles
-from rootfree.kernels.blocks import FusedBlocks
-from rootfree.rounding import widened
+from rootfree.layout.buckets import Bucket, Slot
+from rootfree.layout.structured import structured_tiles
+from rootfree.kernels.fused_stack import FusedBlocks
+from rootfree.kernels.rounding import widened
 from rootfree.rules.momentum import cap_rms_, heavy_ball_
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kernels.devices import DEVICE, normal, unaligned
-from rootfree.gradients import KnownList
+from rootfree.shell.work import KnownList
 from rootfree.kernels.diagonal import CHUNK, FusedDiagonal
-from rootfree.rounding import widened
+from rootfree.kernels.rounding import widened
 from rootfree.rules.diagonal import (
     accumulate_squares_,
     average_,

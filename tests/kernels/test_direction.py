@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kernels.devices import DEVICE, EPS, close, normal, unaligned
-from rootfree.blocks import Tile
-from rootfree.halves import joined, split
-from rootfree.inverse_free import direction, direction_, factor_state, for_kernels
+from rootfree.layout.tiles import Tile
+from rootfree.kernels.halves import joined, split
+from rootfree.methods.inverse_free import direction, direction_, factor_state, for_kernels
 from rootfree.kernels import factors
 from rootfree.structures import make_structure
 

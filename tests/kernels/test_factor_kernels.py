@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from kernels.devices import DEVICE, EPS, close, normal, run, zeros
-from rootfree.halves import join, split
+from rootfree.kernels.halves import join, split
 from rootfree.kernels import axis_products
 from rootfree.kernels.factors import _BLOCK
 from rootfree.kernels.launch import triton_kernels
-from rootfree.rounding import stochastic_round_
-from rootfree.structures.norms import SLACK, schatten8
+from rootfree.kernels.rounding import stochastic_round_
+from rootfree.structures.base import SLACK, schatten8
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 FACTORS, PRODUCTS = triton_kernels().factors, triton_kernels().products

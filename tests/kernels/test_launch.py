@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.devices import DEVICE, unaligned, zeros
-from rootfree.kernels.addresses import AddressTable
+from rootfree.kernels.tables import AddressTable
 from rootfree.kernels.launch import _look
 
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.devices import DEVICE, normal, run, zeros
-from rootfree.rounding import stochastic_round_
+from rootfree.kernels.rounding import stochastic_round_
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from rootfree.kernels.triton_rounding import round_stochastically  # noqa: E402
+from rootfree.kernels.triton_shared import round_stochastically  # noqa: E402
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from torch import nn
 
 import rootfree
 from kernels.devices import DEVICE
-from rootfree.halves import joined
+from rootfree.kernels.halves import joined
 
 BF16 = torch.bfloat16
 BATCH = 8

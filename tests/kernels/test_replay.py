@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from rootfree.kernels import replay
-from rootfree.kernels.replay import Replays
+from rootfree.kernels.graphs import Replays
 
 
 class Counting:

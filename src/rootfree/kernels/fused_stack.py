@@ -16,6 +16,7 @@ from rootfree.kernels.block_table import (
     COLS,
     ROWS,
     WARPS,
+    Item,
     Rectangle,
     aligned,
     as_table,
@@ -87,7 +88,9 @@ class FusedStack:
         self._ragged, self._holes = ragged, filled < self._elements
         # Parameters that can be read eight numbers at a time come first.
         regular = [aligned([r for r, _ in mine]) for mine in of_parameter]
-        rectangles, items, spans, self._regular = [], [], [(0, 0)] * len(self.ps), 0
+        rectangles: list[Rectangle] = []
+        items: list[Item] = []
+        spans, self._regular = [(0, 0)] * len(self.ps), 0
         for i in sorted(range(len(self.ps)), key=lambda i: not regular[i]):
             begin = len(items)
             for rectangle, at in of_parameter[i]:

@@ -39,8 +39,8 @@ class Plan:
     dtype: torch.dtype  # in which gradients are gathered and directions made
     fused: bool  # whether kernels gather gradients and do the tail
     halves: bool  # whether fp32 factors are kept in halves
-    direction: Direction | None  # the rule
-    kernel: Callable[..., None] | None  # or the kernels
+    direction: Direction  # the rule
+    kernel: Callable[..., None] | None  # kernels in its place
 
 
 def make_plan(
@@ -66,7 +66,7 @@ def make_plan(
     if not known:
         return Plan(dtype, fused, False, direction, None)
     kernel = partial(factors.direction_, norm=group["factor_norm"])
-    return Plan(dtype, fused, dense and kept == torch.float32, None, kernel)
+    return Plan(dtype, fused, dense and kept == torch.float32, direction, kernel)
 
 
 def kernels_run(p: Tensor, fused: bool | None) -> bool:

@@ -64,7 +64,7 @@ def _place(items, rectangles, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: t
 
 @triton.jit
 def _sum_of_squares(x):
-    """In float64, whose range the squares of fp32 need; fp32 is enough for all but the last step."""
+    """In float64, whose range the squares of fp32 need; fp32 is enough until the last product."""
     largest = tl.max(tl.max(tl.abs(x), 1), 0)
     unit = x * (1 / tl.maximum(largest, 1e-38))
     total = tl.sum(tl.sum(unit * unit, 1), 0).to(tl.float64)

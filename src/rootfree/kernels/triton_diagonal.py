@@ -2,8 +2,8 @@
 
 A program updates one chunk of one parameter. `items` (two int32 each) says which parameter and
 which chunk; `state` holds the addresses of all parameters, then of all preconditioners, all momenta
-and, for bf16 state, all rounding counters; `gradients` those of the gradients. `numbers` (fp32): β₁,
-keep, gain, α₁, λ, κ.
+and, for bf16 state, all rounding counters; `gradients` those of the gradients. `numbers` (fp32):
+β₁, keep, gain, α₁, λ, κ.
 """
 
 from __future__ import annotations

@@ -73,8 +73,14 @@ class DiagonalOptimizer(RootFreeOptimizer):
         if work.kernel is None:
             work.kernel = FusedDiagonal(work.ps)
         self._send_numbers(work)
-        state = [states(work, key) for key in ("preconditioner", "momentum", "rounding")]
-        return work.kernel.update_(self._kernel, work.gs, *state, self._tail(work.group))
+        return work.kernel.update_(
+            self._kernel,
+            work.gs,
+            states(work, "preconditioner"),
+            states(work, "momentum"),
+            states(work, "rounding"),
+            self._tail(work.group),
+        )
 
     def _reads_numbers(self, work: Work) -> bool:
         return work.kernel is not None and work.kernel.fits

@@ -53,7 +53,7 @@ def direction(
     G: Tensor,
     H: BlockCurvature | None,
 ) -> Tensor:
-    """U of a stack of gradients G; the factors move first by curvature H, if any.  Changes state."""
+    """U of a stack of gradients G; the factors first move by H, if there is one.  Changes state."""
     half = group["matmul_dtype"] == torch.float16 and G.dtype != torch.float64
     dtype = torch.float16 if half else G.dtype
     if H is not None:

@@ -18,7 +18,7 @@ from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.graphs import Recordings
 from rootfree.kernels.halves import in_halves, joined
-from rootfree.kernels.plan import Direction, Plan, make_plan
+from rootfree.kernels.plan import Plan, make_plan
 from rootfree.kernels.stack import Part, Stack, portions
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.layout.tiles import Tile
@@ -45,9 +45,6 @@ class BlockOptimizer(RootFreeOptimizer):
 
     _elements_at_once = None  # buckets have all their members at once
 
-    #: the rule: (group, structures, state, G, H) -> U, refreshing the state first unless H is None
-    _direction: ClassVar[Direction]
-
     #: whether the rule is IFShampoo's, for which there are kernels and replays from CUDA graphs
     _inverse_free: ClassVar[bool] = False
 
@@ -64,6 +61,17 @@ class BlockOptimizer(RootFreeOptimizer):
         self, p: Tensor, tile: Tile, structures: Structures, group: Group
     ) -> dict[str, Tensor]:
         """State of the tile's blocks; every tensor has the blocks as its first axis."""
+
+    @staticmethod
+    @abstractmethod
+    def _direction(
+        group: Group,
+        structures: Structures,
+        state: dict[str, Tensor],
+        G: Tensor,
+        H: BlockCurvature | None,
+    ) -> Tensor:
+        """The rule: U of a stack of gradients; H, if any, refreshes the state first, in place."""
 
     def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
         """The dtype in which gradients are gathered and multiplied."""
@@ -210,14 +218,14 @@ class BlockOptimizer(RootFreeOptimizer):
                 stack.gather_(gs, squares=work.refresh)
                 kind = (work.refresh, *self._baked(work, stack))
                 stack.run(kind, partial(self._directions_, work, stack))
-                momenta = [states(work, key) for key in ("momentum", "rounding")]
-                stack.descend_(*([each[i] for i in where if each] for each in momenta), tail)
+                ms, counters = states(work, "momentum"), states(work, "rounding")
+                stack.descend_(_some(ms, where), _some(counters, where), tail)
 
     def _directions_(self, work: Work, stack: Stack | FusedStack) -> None:
         """Gradients in the stack <- their directions."""
         for part in stack.parts(refresh=work.refresh):
             plan, H = part.share.bucket.plan, None
-            if plan.kernel is not None:
+            if plan.kernel is not None and isinstance(stack, FusedStack):
                 numbers = stack.numbers.tensor
                 plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
                 continue
@@ -282,3 +290,7 @@ class BlockOptimizer(RootFreeOptimizer):
                 steps += 1
             else:
                 steps[w.where] += 1
+
+
+def _some(tensors: list[Tensor], where: list[int]) -> list[Tensor]:
+    return [tensors[i] for i in where] if tensors else []

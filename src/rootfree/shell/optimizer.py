@@ -219,11 +219,12 @@ class RootFreeOptimizer(Optimizer, ABC):
             memory = None if compiling else self._memory_of(group)
             gs = [p.grad for p in params]
             dues = None if memory is None else self._dues(memory)
+            refresh: bool | None = True
             if dues is None:
-                dues, refresh = [True] * len(gs), True
+                dues = [True] * len(gs)
             else:
                 due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
-                refresh = due.pop() if len(due) == 1 else None
+                refresh = due.pop() if len(due) == 1 else None  # None: some of them
             kinds: list[Any] = [
                 None if g is None else (p.device, p.dtype, g.dtype, g.layout, refresh is None and d)
                 for p, g, d in zip(params, gs, dues, strict=True)

@@ -15,7 +15,7 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
-from rootfree.curvature import GradientOuterProduct
+from rootfree.curvature import OuterProducts
 from rootfree_lab.verify.claim import Measured, below, normal, relative_difference
 
 # The standard error of the estimates is then about 0.1 %: a B that is off by 1 % shows.
@@ -56,7 +56,7 @@ def draw_labels(generator: torch.Generator, p: Tensor) -> Tensor:
 def curvature(g: Tensor, B: int) -> Tensor:
     """The library's H = B·ḡḡᵀ of a stack of averaged gradients (b, d): (b, d, d)."""
     eye = torch.eye(g.shape[1], dtype=g.dtype)
-    (H,) = GradientOuterProduct(g, B).contracted([eye])
+    (H,) = OuterProducts(g, B).contracted([eye])
     return H
 
 
