@@ -207,6 +207,10 @@ class BlockOptimizer(RootFreeOptimizer):
     # -- the step ----------------------------------------------------------------------------
 
     @_disable_dynamo
+    def step(self, closure: Any = None) -> Any:
+        """One update of every parameter that has a gradient; torch.compile leaves it as it is."""
+        return super().step(closure)
+
     def _update(self, work: Work) -> None:
         tail = self._tail(work.group)
         if work.stacks is None:
@@ -281,7 +285,6 @@ class BlockOptimizer(RootFreeOptimizer):
             return ()
         return tuple(work.group.get(name) for name in (*_RATES, "riemannian_momentum"))
 
-    @_disable_dynamo
     def _end_step(self, work: list[Work]) -> None:
         for w in work:
             steps = self._memories[id(w.group)].steps
