@@ -9,33 +9,56 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootfree.layout.tiles import Tile, tiles_of
-from rootfree.kernels.block_table import COLS, ROWS, aligned, entries_of, items_of, shares_of
+from rootfree.kernels.block_table import (
+    COLS,
+    ROWS,
+    Rectangle,
+    aligned,
+    items_in,
+    items_of,
+    rectangles_of,
+)
+from rootfree.layout.joint import JointPairs
+from rootfree.layout.tiles import Piece, Tile, pieces_of, tiles_of
 
 
-def elements(entry):
-    """Positions in the parameter and in the stack of what a kernel does for an entry."""
-    _, offset, distance, columns, count, stack = entry
-    for _, row, col, _ in items_of(entry, number=0, place=0):
+def elements(rectangle: Rectangle):
+    """Positions in the parameter and in the stack of what the kernels do for a rectangle."""
+    for _, row, col, _ in items_of(rectangle, number=0, place=0):
         for r in range(row, row + ROWS):
-            for c in range(col, min(col + COLS, columns)):
-                if r * columns + c < count:
-                    yield offset + r * distance + c, stack + r * columns + c
+            for c in range(col, min(col + COLS, rectangle.columns)):
+                if r * rectangle.columns + c < rectangle.elements:
+                    here = rectangle.offset + r * rectangle.distance + c
+                    yield here, rectangle.stack + r * rectangle.pitch + c
 
 
-def assert_covers(tiles: list[Tile], numel: int) -> None:
-    seen = torch.zeros(numel, dtype=torch.int64)
+def assert_covers(tiles: list[Tile], matrix: torch.Tensor, pieces) -> None:
+    """Each piece of `pieces(tile)` comes with the numbers that its parameter has in `matrix`."""
+    seen = torch.zeros(matrix.numel(), dtype=torch.int64)
+    start = 5  # of the tile in the stack
     for tile in tiles:
         stack = torch.full((tile.blocks * tile.elements,), -1)
-        for rectangles in entries_of(tile, which=0, stack=0):
-            for entry in rectangles:
-                for here, there in elements(entry):
-                    seen[here] += 1
-                    assert stack[there] == -1
-                    stack[there] = here
-        expected = tile.grid(torch.arange(numel).view(tile.view)).reshape(-1)
-        assert torch.equal(stack, expected)
+        for piece, numbers in pieces(tile):
+            found = rectangles_of(piece, parameter=3, stack=start, block=tile.elements)
+            for block, rectangle in found:
+                assert rectangle.parameter == 3
+                count = 0
+                for here, there in elements(rectangle):
+                    number, place = numbers.view(-1)[here], there - start
+                    assert place // tile.elements == block
+                    assert stack[place] == -1
+                    stack[place] = number
+                    seen[number] += 1
+                    count += 1
+                assert count == rectangle.elements
+        assert torch.equal(stack, tile.grid(matrix).reshape(-1))
     assert (seen == 1).all()
+
+
+def assert_covers_parameter(axes, blocks) -> None:
+    matrix = torch.arange(math.prod(axes)).view(axes)
+    tiles = tiles_of(tuple(axes), blocks)
+    assert_covers(tiles, matrix, lambda tile: [(pieces_of(matrix, tile), matrix)])
 
 
 sizes = st.integers(1, 9)
@@ -45,7 +68,28 @@ sizes = st.integers(1, 9)
 @given(data=st.data(), axes=st.lists(sizes, min_size=1, max_size=4))
 def test_every_element_once_in_the_order_of_the_grid(data, axes):
     blocks = [data.draw(st.one_of(st.none(), st.integers(1, d)), label="block") for d in axes]
-    assert_covers(tiles_of(tuple(axes), blocks), math.prod(axes))
+    assert_covers_parameter(axes, blocks)
+
+
+@settings(max_examples=40)
+@given(
+    shape=st.lists(sizes, min_size=2, max_size=3),
+    block=st.one_of(st.none(), st.integers(1, 20)),
+    flat=st.booleans(),
+)
+def test_every_element_of_a_weight_with_its_bias_once(shape, block, flat):
+    """[W b] cut as a matrix, or (`flat`) as one vector."""
+    outputs, inputs = shape[0], math.prod(shape[1:])
+    weight, bias = torch.empty(shape), torch.empty(outputs)
+    matrix = torch.arange(outputs * (inputs + 1)).view(outputs, inputs + 1)
+    numbers = {weight: matrix[:, :-1].contiguous(), bias: matrix[:, -1].contiguous()}
+    pairs = JointPairs([(weight, bias)])
+    axes = (matrix.numel(),) if flat else tuple(matrix.shape)
+    assert_covers(
+        tiles_of(axes, [block] * len(axes)),
+        matrix,
+        lambda tile: [(piece, numbers[piece.p]) for piece in pairs.pieces_of(weight, tile)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,30 +103,33 @@ def test_every_element_once_in_the_order_of_the_grid(data, axes):
     ],
 )
 def test_shares_of_long_rows(axes, blocks):
-    assert_covers(tiles_of(axes, blocks), math.prod(axes))
+    assert_covers_parameter(axes, blocks)
 
 
 @given(
     columns=st.integers(1, 3 * COLS), count=st.integers(1, 10 * COLS), place=st.integers(0, 1000)
 )
 def test_places_of_sums_follow_each_other(columns, count, place):
-    entry = (0, 0, columns, columns, count, 0)
-    items = items_of(entry, number=3, place=place)
-    assert [item[3] for item in items] == list(range(place, place + shares_of(entry)))
-    assert {item[0] for item in items} == {3}
+    rectangle = Rectangle(0, 0, columns, columns, count, 0, columns)
+    items = items_of(rectangle, number=3, place=place)
+    assert [item.place for item in items] == list(range(place, place + items_in(rectangle)))
+    assert {item.rectangle for item in items} == {3}
 
 
 def test_rows_too_far_apart_for_32_bits_go_one_by_one():
     """Inside a share the kernels count in int32: 3·2³⁰ would be too far."""
     tile = Tile((4, 2**30), (0, 0), (1, 2), (4, 2**29))
-    (first, second) = entries_of(tile, which=0, stack=0)
-    assert [entry[1] for entry in first] == [i * 2**30 for i in range(4)]
-    assert [entry[1] for entry in second] == [2**29 + i * 2**30 for i in range(4)]
-    assert all(entry[2:5] == (COLS, COLS, 2**29) for entry in first)
-    assert [entry[5] for entry in first + second] == [i * 2**29 for i in range(8)]
+    piece: Piece = pieces_of(torch.empty(0), tile)
+    found = list(rectangles_of(piece, parameter=0, stack=0, block=tile.elements))
+    first, second = ([r for number, r in found if number == block] for block in (0, 1))
+    assert [r.offset for r in first] == [i * 2**30 for i in range(4)]
+    assert [r.offset for r in second] == [2**29 + i * 2**30 for i in range(4)]
+    assert all(r[2:5] == (COLS, COLS, 2**29) and r.pitch == COLS for r in first + second)
+    assert [r.stack for r in first + second] == [i * 2**29 for i in range(8)]
 
 
 def test_alignment_is_that_of_eight_numbers():
-    assert aligned([(0, 8, 16, 24, 32, 40)])
-    for i in range(1, 6):
-        assert not aligned([tuple(v + (n == i) for n, v in enumerate((0, 8, 16, 24, 32, 40)))])
+    even = (0, 8, 16, 24, 32, 40, 48)
+    assert aligned([Rectangle(*even)])
+    for i in range(1, 7):
+        assert not aligned([Rectangle(*(v + (n == i) for n, v in enumerate(even)))])

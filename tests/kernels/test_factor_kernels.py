@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from kernels.devices import DEVICE, EPS, close, normal, run, zeros
-from rootfree.kernels.halves import join, split
 from rootfree.kernels import axis_products
 from rootfree.kernels.factors import _BLOCK
+from rootfree.kernels.halves import join, split
 from rootfree.kernels.launch import triton_kernels
 from rootfree.kernels.rounding import stochastic_round_
 from rootfree.structures.base import SLACK, schatten8
@@ -23,6 +23,12 @@ BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 FACTORS, PRODUCTS = triton_kernels().factors, triton_kernels().products
 SIZES = [1, 5, 33, 64, 130]  # tiles of 32, 64 and 128, with and without remainder
 B = 2  # blocks
+
+
+def numbers(*, rate: float = 8.0, beta2: float = 0.3, lam: float = 0.1, gamma: float = 0.7):
+    """The table of hyper-parameters: B, β₂, λ and γ after five of the tail."""
+    values = [math.nan] * 5 + [rate, beta2, lam, gamma]
+    return torch.tensor(values, dtype=FP32, device=DEVICE)
 
 
 def halves(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -38,7 +44,7 @@ def test_start(axes):
     squares[1], squares[2], squares[3] = 0.0, math.inf, 1e-60
     started = torch.tensor([0, 0, 0, 0, 1], dtype=torch.bool, device=DEVICE)
     scales = zeros(5)
-    run(FACTORS.start_kernel, 5, squares, started, scales, 7, 21, 8.0, AXES=axes, num_warps=1)
+    run(FACTORS.start_kernel, 5, squares, started, scales, numbers(), 7, 21, AXES=axes, num_warps=1)
     root = (8.0 * squares.sum(1) / 21).sqrt().clamp(min=1e-15)
     expected = root.pow(-1 / axes)
     expected[[1, 2, 4]] = 1.0  # no gradient, not a number, started before
@@ -106,7 +112,7 @@ def moved(K, lower, product, *, norm, sums, fourths, started, counters=None, axi
     run(
         FACTORS.move_kernel, B * chunks, K, K if lower is None else lower, product, sums, fourths,
         K if started is None else started, K if counters is None else counters,
-        d * d, chunks, sums.shape[1], axis, beta2, SLACK,
+        numbers(beta2=beta2), d * d, chunks, sums.shape[1], axis, SLACK,
         NORM=norm, START=started is not None, HALVES=lower is not None, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 
@@ -166,7 +172,8 @@ def tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7, gram=Non
     run(
         PRODUCTS.tangent_kernel,
         B * tiles, X, half, half if gram is None else gram, h, sums, largest, traces[0], traces[-1],
-        d, r, *X.stride(), tiles, 1, traces[0].shape[1], traces[-1].shape[1], rate, lam, gamma,
+        numbers(rate=rate, lam=lam, gamma=gamma),
+        d, r, *X.stride(), tiles, 1, traces[0].shape[1], traces[-1].shape[1],
         GRAM=gram is not None, OTHERS=len(traces), **tile,
     )  # fmt: skip
     return h, sums
@@ -174,7 +181,8 @@ def tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7, gram=Non
 
 def expected_tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7):
     X, half = X.double(), half.double()
-    damping = lam * math.prod([t.double().sum(1) for t in traces])[:, None, None]
+    traced = math.prod([t.double().sum(1) for t in traces])[:, None, None]
+    damping = lam / X.shape[2] * traced  # λ ∏ tr(KⱼᵀKⱼ)/dⱼ
     identity = torch.eye(X.shape[1], dtype=FP64, device=DEVICE)
     weight = min(rate * unit**2, 1e15) / X.shape[2]
     return (weight * X @ X.mT + damping * half.mT @ half - gamma * identity) / 2

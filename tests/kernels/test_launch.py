@@ -1,12 +1,12 @@
-"""What compiled kernels and tables of addresses are remembered by."""
+"""What compiled kernels are remembered by, and what tables on the device hold."""
 
 from __future__ import annotations
 
 import torch
 
 from kernels.devices import DEVICE, unaligned, zeros
-from rootfree.kernels.tables import AddressTable
 from rootfree.kernels.launch import _look
+from rootfree.kernels.tables import AddressTable, NumberTable
 
 
 def test_floats_are_one_kind_and_whole_numbers_are_not():
@@ -36,3 +36,23 @@ def test_addresses_are_sent_when_they_changed():
     assert table.send(moved)
     assert table.tensor.tolist() == [t.data_ptr() for t in moved]
     assert not table.aligned
+
+
+def test_numbers_change_in_the_tensor_that_graphs_read():
+    table = NumberTable(2, torch.device(DEVICE))
+    tensor, place = table.tensor, table.tensor.data_ptr()
+    for numbers in ((0.5, 2.0), (0.25, 2.0), (0.25, 2.0)):
+        table.send(numbers)
+        assert table.tensor is tensor
+        assert tensor.data_ptr() == place
+        assert tuple(tensor.tolist()) == numbers
+
+
+def test_numbers_are_sent_when_they_changed_alone():
+    table = NumberTable(1, torch.device(DEVICE))
+    table.send((0.5,))
+    table.tensor.fill_(7.0)
+    table.send((0.5,))
+    assert table.tensor.item() == 7.0
+    table.send((0.25,))
+    assert table.tensor.item() == 0.25

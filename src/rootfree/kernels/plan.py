@@ -75,9 +75,9 @@ def kernels_run(p: Tensor, fused: bool | None) -> bool:
     Rules are what gets compiled, what float64 needs, and what can be followed where tensors have
     no numbers (to estimate memory, say).
     """
-    if p.device.type not in kernel_devices(fused) or p.dtype == torch.float64:
+    if torch.compiler.is_compiling() or isinstance(p, FakeTensor) or p.dtype == torch.float64:
         return False
-    if torch.compiler.is_compiling() or isinstance(p, FakeTensor):
+    if p.device.type not in kernel_devices(fused):
         return False
     # Those who insist see the error itself.
     return bool(fused) or _usable(p.device)

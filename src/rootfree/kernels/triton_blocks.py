@@ -21,9 +21,11 @@ _LARGEST = tl.constexpr(3.4028234e38)
 
 
 @triton.jit
-def _place(items, rectangles, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def _place(
+    items, number, rectangles, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+):
     """Which parameter; where it begins in it and in the stack, with offsets from there; mask."""
-    item = items + 4 * tl.program_id(0)
+    item = items + 4 * number
     rectangle = rectangles + 7 * tl.load(item).to(tl.int64)
     row = tl.load(item + 1)
     col = tl.multiple_of(tl.load(item + 2), COLS)
@@ -64,11 +66,9 @@ def _place(items, rectangles, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: t
 
 @triton.jit
 def _sum_of_squares(x):
-    """In float64, whose range the squares of fp32 need; fp32 is enough until the last product."""
-    largest = tl.max(tl.max(tl.abs(x), 1), 0)
-    unit = x * (1 / tl.maximum(largest, 1e-38))
-    total = tl.sum(tl.sum(unit * unit, 1), 0).to(tl.float64)
-    return total * largest.to(tl.float64) * largest.to(tl.float64)
+    """In float64, whose range the squares of fp32 need."""
+    wide = x.to(tl.float64)
+    return tl.sum(tl.sum(wide * wide, 1), 0)
 
 
 @triton.jit
@@ -78,7 +78,9 @@ def gather_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """stack <- gradients, and partial sums of their squares."""
-    which, base, at, first, inside, mask, place = _place(items, rectangles, ALIGNED, ROWS, COLS)
+    which, base, at, first, inside, mask, place = _place(
+        items, tl.program_id(0), rectangles, ALIGNED, ROWS, COLS
+    )
     g = tl.load(load_pointer(gradients, which, G, ALIGNED) + base + at, mask, 0.0).to(tl.float32)
     tl.store(stack + first + inside, g.to(stack.dtype.element_ty), mask)
     if SQUARES:
@@ -91,29 +93,35 @@ def _finite(u):
     return tl.where(u > _LARGEST, _LARGEST, tl.where(u < -_LARGEST, -_LARGEST, u))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["items_count"])
 def squares_kernel(
-    items, rectangles, state, stack, scales, numbers, sums, count,
+    items, rectangles, state, stack, scales, numbers, sums, count, items_count,
     M: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, CAP: tl.constexpr,
-    OF_STEP: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    OF_STEP: tl.constexpr, SEVERAL: tl.constexpr,
+    ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Partial sums, one an item, of u², or OF_STEP of the squared step without a coupled decay."""
-    which, base, at, first, inside, mask, _ = _place(items, rectangles, ALIGNED, ROWS, COLS)
-    u = tl.load(stack + first + inside, mask, 0.0).to(tl.float32)
-    if CAP:
-        u = _finite(u)
-    if OF_STEP:
-        if CAP:
-            u = u * tl.load(scales + which)
-        if MOMENTUM:
-            alpha1 = tl.load(numbers + 1)
-            m_at = load_pointer(state, count + which, M, ALIGNED) + base
-            m = alpha1 * tl.load(m_at + at, mask, 0.0).to(tl.float32) + u
-            if NESTEROV:
-                u += alpha1 * m
-            else:
-                u = m
-    tl.store(sums + tl.program_id(0), _sum_of_squares(u))
+    for i in tl.static_range(SEVERAL):
+        number = tl.program_id(0) * SEVERAL + i
+        if number < items_count:
+            which, base, at, first, inside, mask, _ = _place(
+                items, number, rectangles, ALIGNED, ROWS, COLS
+            )
+            u = tl.load(stack + first + inside, mask, 0.0).to(tl.float32)
+            if CAP:
+                u = _finite(u)
+            if OF_STEP:
+                if CAP:
+                    u = u * tl.load(scales + which)
+                if MOMENTUM:
+                    alpha1 = tl.load(numbers + 1)
+                    m_at = load_pointer(state, count + which, M, ALIGNED) + base
+                    m = alpha1 * tl.load(m_at + at, mask, 0.0).to(tl.float32) + u
+                    if NESTEROV:
+                        u += alpha1 * m
+                    else:
+                        u = m
+            tl.store(sums + number, _sum_of_squares(u))
 
 
 @triton.jit
@@ -132,8 +140,8 @@ def scale_kernel(
         scale = tl.where(rms > 0, tl.load(numbers + 4) / rms, 0.0)
         tl.store(scales + count + i, scale.to(tl.float32))
     else:
-        cap = tl.load(numbers + 3)
-        tl.store(scales + i, tl.where(rms > cap, cap / rms, 1.0).to(tl.float32))
+        cap = tl.load(numbers + 3)  # one NaN makes the whole direction NaN, as in the rule
+        tl.store(scales + i, tl.where(rms <= cap, 1.0, cap / rms).to(tl.float32))
 
 
 @triton.jit
@@ -144,7 +152,9 @@ def tail_kernel(
     ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """m <- α₁ m + u (+ κ p);  p <- (1 - β₁κ) p - β₁·step (see rules/momentum.py)."""
-    which, base, at, first, inside, mask, _ = _place(items, rectangles, ALIGNED, ROWS, COLS)
+    which, base, at, first, inside, mask, _ = _place(
+        items, tl.program_id(0), rectangles, ALIGNED, ROWS, COLS
+    )
     p_at = load_pointer(state, which, P, ALIGNED) + base
     p = tl.load(p_at + at, mask, 0.0).to(tl.float32)
     if MOMENTUM:
