@@ -36,7 +36,7 @@ def check_gather(ps, gs, *, dtype, members=None) -> None:
     for squares in (True, False):
         for each in (stack, twin):
             each.gather_(given, squares=squares)
-        parts, its = ([*each.parts(refresh=True)] for each in (stack, twin))
+        parts, its = ([*each.parts()] for each in (stack, twin))
         assert {slot.p for part in parts for slot in part.share.slots} == set(present)
         for part, other in zip(parts, its, strict=True):
             expected = expected_blocks(part, grads, dtype)
@@ -113,7 +113,7 @@ def test_a_weight_and_its_bias_are_one_matrix(shape, missing):
         for stack in stacks:
             stack.gather_([grads[p] for p in present], squares=True)
             seen = 0
-            for part in stack.parts(refresh=True):
+            for part in stack.parts():
                 slots = [slot for slot in part.share.slots if slot.p is weight]
                 if slots:
                     found = {**grads, weight: matrix}
@@ -141,8 +141,8 @@ def test_the_tail_of_a_weight_and_its_bias(missing):
         if isinstance(stack, FusedStack):
             stack.send(tail, RATES)
         stack.gather_(us, squares=False)
-        for _ in stack.parts(refresh=False):
-            pass  # directions are the gradients
+        for part in stack.parts():
+            stack.keep_(part, refresh=False)  # directions are the gradients
         stack.descend_(ms, [], tail)
         results.append([t.clone() for t in (weight, bias, *present, *ms)])
     for mine, its in zip(*results, strict=True):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import Tensor
 
+import rootfree
 from kernels.devices import DEVICE, normal, unaligned
-from rootfree.shell.work import KnownList
 from rootfree.kernels.diagonal import CHUNK, FusedDiagonal
 from rootfree.kernels.rounding import widened
 from rootfree.rules.diagonal import (
     accumulate_squares_,
     average_,
-    decoupled_decay_,
     preconditioned_descent_,
     preconditioned_heavy_ball_,
 )
+from rootfree.rules.momentum import Tail, decay_
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 SHAPES = [(), (1,), (7,), (CHUNK - 1,), (CHUNK + 3,), (3, 5, 2, 2)]
@@ -56,7 +54,10 @@ class Lists:
         )
 
 
-def lists(shapes=SHAPES, *, dtype=FP32, grad=None, state=FP32, momentum=True, gamma=1.0, seed=0):
+def lists(
+    shapes=SHAPES, *, dtype=FP32, grad=None, state=FP32, momentum=True, gamma=1.0, seed=0,
+    nesterov=False, decoupled=False,
+):  # fmt: skip
     """Random ones. Squares of gradients and preconditioners are exact in fp32: k/8 and k/16."""
     ps = [normal(*s, seed=seed + i).to(dtype) for i, s in enumerate(shapes)]
     gs = [(normal(*s, seed=seed + 50 + i) * 8).round().div(8) for i, s in enumerate(shapes)]
@@ -69,39 +70,34 @@ def lists(shapes=SHAPES, *, dtype=FP32, grad=None, state=FP32, momentum=True, ga
         [s.to(state) for s in ss],
         ms if momentum else [],
         counters if state == BF16 else [],
-        {"alpha1": 0.9, "gamma": gamma, "lr": LR},
+        {"gamma": gamma, "tail": Tail(LR, 0.9, KAPPA, nesterov, decoupled)},
     )
 
 
 def fused(update: str, x: Lists, kernel: FusedDiagonal | None = None) -> bool:
-    return (kernel or FusedDiagonal(update))(
-        *x.kinds,
-        lr=x.options["lr"],
-        keep=1 - BETA2 * x.options["gamma"],
-        gain=BETA2 * B,
-        alpha1=x.options["alpha1"],
-        lam=LAM,
-        kappa=KAPPA,
-    )
+    kernel, tail = kernel or FusedDiagonal(x.ps), x.options["tail"]
+    kernel.send(tail, keep=1 - BETA2 * x.options["gamma"], gain=BETA2 * B, lam=LAM)
+    done = kernel.update_(update, x.gs, x.ss, x.ms, x.counters, tail)
+    assert kernel.fits == done
+    return done
 
 
 def by_rule(update: str, x: Lists) -> None:
     gs = [g.float() for g in x.gs]
     squares = {"beta2": BETA2, "B": B, "gamma": x.options["gamma"]}
-    lr, alpha1 = x.options["lr"], x.options["alpha1"]
+    tail = x.options["tail"]
     if update == "heavy_ball":
         with widened(x.ss, FP32, x.counters) as ss:
             accumulate_squares_(ss, gs, **squares)
         with widened(x.ms, FP32, x.counters) as ms:
-            rates = {"lr": lr, "alpha1": alpha1, "lam": LAM, "kappa": KAPPA}
-            preconditioned_heavy_ball_(x.ps, ms, gs, ss, **rates)
+            preconditioned_heavy_ball_(x.ps, ms, gs, ss, lam=LAM, tail=tail)
     else:
         with widened(x.ms, FP32, x.counters) as ms:
-            average_(ms, gs, alpha=alpha1)
+            average_(ms, gs, alpha=tail.alpha1)
         with widened(x.ss, FP32, x.counters) as ss:
             accumulate_squares_(ss, gs, **squares)
-        decoupled_decay_(x.ps, lr=lr, kappa=KAPPA)
-        preconditioned_descent_(x.ps, ms, ss, lr=lr, lam=LAM)
+        decay_(x.ps, lr=tail.lr, kappa=tail.kappa)
+        preconditioned_descent_(x.ps, ms, ss, lr=tail.lr, lam=LAM)
 
 
 def assert_alike(got: Lists, expected: Lists) -> None:
@@ -119,7 +115,7 @@ def assert_alike(got: Lists, expected: Lists) -> None:
 
 
 def check(update: str, x: Lists, steps: int = 2) -> None:
-    kernel = FusedDiagonal(update)
+    kernel = FusedDiagonal(x.ps)
     for _ in range(steps):
         before, other = x.clone(), x.clone()
         assert fused(update, x, kernel)
@@ -135,6 +131,10 @@ METHODS = {
     "rmsprop": ("heavy_ball", {}),
     "rmsprop-plain": ("heavy_ball", {"momentum": False}),
     "adagrad": ("heavy_ball", {"gamma": 0.0}),
+    "nesterov": ("heavy_ball", {"nesterov": True}),
+    "decoupled": ("heavy_ball", {"decoupled": True}),
+    "decoupled-plain": ("heavy_ball", {"decoupled": True, "momentum": False}),
+    "nesterov-decoupled": ("heavy_ball", {"nesterov": True, "decoupled": True}),
     "adamw": ("averaged", {}),
 }
 
@@ -156,12 +156,28 @@ def test_state_in_double_precision_around_fp32_parameters():
     check("averaged", lists([(3,), (5, 7)], state=FP64))
 
 
+def with_tail(x: Lists, **changes) -> Lists:
+    x.options["tail"] = x.options["tail"]._replace(**changes)
+    return x
+
+
 @pytest.mark.parametrize("state", [FP32, BF16])
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
 @pytest.mark.parametrize("update", ["heavy_ball", "averaged"])
-def test_a_tensor_as_step_size(update, state):
-    x = lists([(9,), (2, 3)], state=state)
-    x.options["lr"] = torch.tensor(LR, device=DEVICE)
-    check(update, x)
+def test_a_tensor_as_step_size(update, device, state):
+    x = lists([(9,), (2, 3)], state=state, decoupled=True)
+    check(update, with_tail(x, lr=torch.tensor(LR, device=device)))
+
+
+@pytest.mark.parametrize("update", ["heavy_ball", "averaged"])
+def test_numbers_come_from_the_table(update):
+    """A recorded update follows what is sent later."""
+    x = lists([(9,), (2, 3)], decoupled=True)
+    other, kernel = with_tail(x.clone(), lr=0.3, alpha1=0.5, kappa=0.2), FusedDiagonal(x.ps)
+    kernel.send(other.options["tail"], keep=1 - BETA2, gain=BETA2 * B, lam=LAM)
+    assert kernel.update_(update, x.gs, x.ss, x.ms, x.counters, x.options["tail"])
+    by_rule(update, other)
+    assert_alike(x, other)
 
 
 @pytest.mark.parametrize("which", ["ps", "gs", "ss", "ms"])
@@ -196,7 +212,7 @@ def test_strides_of_axes_of_size_one_say_nothing():
 
 def test_addresses_are_followed():
     x = lists([(5,), (6,)])
-    kernel, other = FusedDiagonal("heavy_ball"), x.clone()
+    kernel, other = FusedDiagonal(x.ps), x.clone()
     for i in range(3):
         x.gs = [t.clone() * 2 for t in x.gs]
         other.gs = [t.clone() for t in x.gs]
@@ -227,7 +243,6 @@ def channels_last(t: Tensor) -> Tensor:
 
 
 UNFIT = {
-    "subclass of a parameter": _replace("ps", 0, as_subclass),
     "subclass of a gradient": _replace("gs", 1, as_subclass),
     "layout of a gradient": _replace("gs", 1, channels_last),
     "layout of a preconditioner": _replace("ss", 0, channels_last),
@@ -247,11 +262,20 @@ def test_what_does_not_fit_is_left_alone(what, state):
     assert not x.changed_from(before)
 
 
-def test_double_precision_is_left_alone():
-    x = lists([(4,)], dtype=FP64, state=FP64)
-    before = x.clone()
-    assert not fused("heavy_ball", x)
-    assert not x.changed_from(before)
+@pytest.mark.parametrize("what", [as_subclass, Tensor.double], ids=["subclass", "float64"])
+def test_parameters_that_the_kernel_does_not_know_go_by_the_rule(what):
+    results = []
+    for asked in (True, False):
+        plain, odd = normal(4, 3), what(normal(4, 3, seed=1))
+        ps = [p.requires_grad_() for p in (plain, odd)]
+        optimizer = rootfree.RFRMSprop([{"params": [p]} for p in ps], batch_size=B, fused=asked)
+        for p in ps:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        kernels = [w.kernel for w in optimizer._work()]
+        assert [kernel is not None for kernel in kernels] == [asked, False]
+        results.append(odd.detach())
+    assert torch.equal(*results)
 
 
 def test_bf16_state_in_another_layout_is_left_alone():
@@ -260,18 +284,6 @@ def test_bf16_state_in_another_layout_is_left_alone():
     for kind in (x.ps, x.gs, x.ss, x.ms):
         kind[:] = [channels_last(t) for t in kind]
     assert not fused("heavy_ball", x)
-
-
-def test_a_plan_stays_with_its_list_and_goes_with_it():
-    """Every pattern of missing gradients is a list of its own."""
-    kernel = FusedDiagonal("heavy_ball")
-    ps = KnownList(lists([(1,)] * 2).ps)
-    plan = kernel._plan(ps)
-    assert kernel._plan(ps) is plan
-    gone = weakref.ref(plan)
-    del plan, ps
-    gc.collect()
-    assert gone() is None
 
 
 def test_autograd_learns_of_the_change():
