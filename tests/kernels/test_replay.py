@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
-from rootfree.kernels import replay
-from rootfree.kernels.graphs import Replays
+from rootfree.kernels import graphs
+from rootfree.kernels.graphs import Recordings
 
 
 class Counting:
@@ -33,15 +34,84 @@ class Counting:
 
 def run(kinds, **options) -> Counting:
     counting = Counting(**options)
-    replays = Replays(counting)
+    recordings = Recordings(counting)
     for kind in kinds:
-        replays(kind, counting.work)
+        recordings(kind, counting.work)
     return counting
 
 
 def test_a_kind_runs_twice_as_usual_and_is_replayed_from_the_third_time_on():
     counts = run(["refresh", "plain"] * 5)
     assert (counts.done, counts.recorded, counts.replayed) == (4, 2, 6)
+
+
+def test_the_usual_runs_before_a_recording_may_be_fewer():
+    """As in a GraphedStep, which records as often as it is asked to."""
+    counting = Counting()
+    recordings = Recordings(counting, first=1, limited=False)
+    seen = [recordings(kind, counting.work) for kind in ["refresh", "plain"] * 3]
+    assert seen == [False, False, True, True, True, True]
+    for kind in range(3 * graphs._MOST_RECORDED):
+        assert [recordings(kind, counting.work) for _ in range(2)] == [False, True]
+    assert counting.recorded == 2 + 3 * graphs._MOST_RECORDED
+
+
+def test_what_is_recorded_may_be_other_than_what_runs():
+    counting, recorded = Counting(), []
+    recordings = Recordings(lambda work: (recorded.append(work), counting(work))[1], first=1)
+
+    def other():
+        raise AssertionError("the recorder decides whether it runs")
+
+    for _ in range(2):
+        recordings("plain", counting.work, record=other)
+    assert recorded == [other]
+    assert (counting.done, counting.replayed) == (1, 1)
+
+
+def test_what_a_recording_needs_lives_with_it():
+    class Thing:
+        pass
+
+    thing, counting = Thing(), Counting()
+    alive = weakref.ref(thing)
+    recordings = Recordings(counting)
+    for _ in range(3):
+        assert recordings.held("plain") is None
+        recordings("plain", counting.work, held=thing)
+    assert recordings.held("plain") is thing
+    del thing
+    gc.collect()
+    assert alive() is recordings.held("plain")
+    recordings.release()
+    gc.collect()
+    assert alive() is None
+    assert recordings.held("plain") is None
+
+
+def test_after_a_release_kinds_are_recorded_anew():
+    counting = Counting()
+    recordings = Recordings(counting)
+    for round_ in range(1, 4):
+        seen = [recordings("plain", counting.work) for _ in range(4)]
+        assert seen == [False, False, True, True]
+        assert counting.recorded == round_
+        recordings.release()
+    for kind in range(2 * graphs._MOST_RECORDED):  # as many as may be made at all
+        for _ in range(3):
+            recordings(kind, counting.work)
+    assert counting.recorded == 3 + graphs._MOST_RECORDED
+    recordings.release()
+    assert [recordings("plain", counting.work) for _ in range(3)] == [False, False, True]
+
+
+def test_where_recordings_were_asked_for_a_failure_is_an_error():
+    counting = Counting(RuntimeError("no graphs here"))
+    recordings = Recordings(counting, first=1, limited=False)
+    recordings("plain", counting.work)
+    with pytest.raises(RuntimeError, match="no graphs here"):
+        recordings("plain", counting.work)
+    assert counting.done == 1
 
 
 def test_numbers_that_change_at_every_step_are_never_recorded():
@@ -51,29 +121,29 @@ def test_numbers_that_change_at_every_step_are_never_recorded():
 
 def test_what_is_remembered_is_bounded():
     counting = Counting()
-    replays = Replays(counting)
+    recordings = Recordings(counting)
     for kind in range(500):
-        replays(kind, counting.work)
-    assert len(replays._seen) <= replay._MOST_SEEN
+        recordings(kind, counting.work)
+    assert len(recordings._seen) <= graphs._MOST_SEEN
 
 
 def test_the_recording_that_was_not_used_for_longest_leaves():
     counting = Counting()
-    replays = Replays(counting)
-    for kind in range(replay._MOST + 1):
+    recordings = Recordings(counting)
+    for kind in range(graphs._MOST + 1):
         for _ in range(3):
-            replays(kind, counting.work)
-        if kind < replay._MOST:
-            replays(0, counting.work)  # in use all the time
-    assert len(replays._recorded) == replay._MOST
-    assert 0 in replays._recorded
-    assert 1 not in replays._recorded
+            recordings(kind, counting.work)
+        if kind < graphs._MOST:
+            recordings(0, counting.work)  # in use all the time
+    assert len(recordings._recorded) == graphs._MOST
+    assert 0 in recordings._recorded
+    assert 1 not in recordings._recorded
 
 
 def test_kinds_that_come_and_go_are_not_recorded_for_ever():
-    counts = run([kind for _ in range(50) for kind in range(replay._MOST + 1)])
-    assert counts.recorded == replay._MOST_RECORDED
-    assert counts.done + counts.replayed == 50 * (replay._MOST + 1)
+    counts = run([kind for _ in range(50) for kind in range(graphs._MOST + 1)])
+    assert counts.recorded == graphs._MOST_RECORDED
+    assert counts.done + counts.replayed == 50 * (graphs._MOST + 1)
 
 
 def test_what_cannot_be_recorded_runs_as_usual_with_one_warning():
@@ -88,7 +158,7 @@ def test_garbage_collection_waits_and_is_then_as_before(enabled):
     before = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        with replay.no_collection():
+        with graphs.no_collection():
             assert not gc.isenabled()
         assert gc.isenabled() is enabled
     finally:
