@@ -10,7 +10,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rootfree.layout.tiles import Tile, axes_of, cut, matricise, multiply_axis, tiles_of
+from rootfree.layout.tiles import Tile, axes_of, cut, tiles_of
+from rootfree.structures import matricise, multiply_axis
 
 quick = settings(max_examples=200)
 sizes = st.sampled_from([1, 2, 3, 16, 64, 100, 128, 500, 512, 768, 1000, 1024, 4096, 8192])

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 import rootfree
 from conformance.problems import identical, snapshot
-from rootfree import buckets
-from rootfree.layout.tiles import tiles_of
+from rootfree.kernels import stack as stacks
+from rootfree.kernels.plan import Plan
+from rootfree.kernels.stack import Stack
 from rootfree.layout.buckets import Bucket, Slot
+from rootfree.layout.tiles import pieces_of, tiles_of
+from rootfree.rules.momentum import Tail
 from rootfree.structures import Dense
 
 SHAMPOO: dict[str, Any] = {"lr": 0.05, "precond_lr": 0.2, "momentum": 0.8, "weight_decay": 0.1}
@@ -109,8 +112,8 @@ def test_portions_of_a_stack_change_nothing(make, monkeypatch, threads):
     """Seven blocks at once, or one a thread; one member has no gradient at first."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     results = []
-    for portion in (buckets.PORTION, 1):
-        monkeypatch.setattr(buckets, "PORTION", portion)
+    for portion in (stacks.CACHED, 1):
+        monkeypatch.setattr(stacks, "CACHED", portion)
         ps = [nn.Parameter(gradient(i, 3, 4)) for i in range(7)]
         optimizer = make(ps, update_every=2)
         for t in range(10):
@@ -132,9 +135,9 @@ def test_portions_of_a_stack_change_nothing(make, monkeypatch, threads):
 def test_a_portion_has_as_many_blocks_for_each_thread(monkeypatch, blocks, threads, rows):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     size = 40 if blocks == 5 else 10  # of the larger state, not of the stack
-    monkeypatch.setattr(buckets, "PORTION", 60)
+    monkeypatch.setattr(stacks, "CACHED", 60)
     stack = torch.zeros(blocks, 2)
-    parts = buckets.portions(stack, {"factor0": torch.zeros(blocks, size)})
+    parts = stacks.portions(stack, {"factor0": torch.zeros(blocks, size)})
     assert [len(stack[part]) for part in parts] == rows
 
 
@@ -200,7 +203,7 @@ def check_views(optimizer: Any) -> None:
     step(optimizer)
     seen = set()
     for group in optimizer.param_groups:
-        for bucket in optimizer._buckets(group):
+        for bucket in optimizer._memory_of(group).buckets:
             for name, slab in bucket.slabs.items():
                 row = 0
                 for slot in bucket.slots:
@@ -217,16 +220,17 @@ def check_views(optimizer: Any) -> None:
     assert seen == held
 
 
+def slabs_of(optimizer: Any) -> list[Tensor]:
+    buckets = optimizer._memory_of(optimizer.param_groups[0]).buckets
+    return [slab for bucket in buckets for slab in bucket.slabs.values()]
+
+
 def test_state_is_made_of_views_of_the_slabs(make):
     optimizer = make(parameters(), block_size=4)
     check_views(optimizer)
-    pointers = [slab.data_ptr() for b in optimizer._buckets(optimizer.param_groups[0])
-                for slab in b.slabs.values()]  # fmt: skip
+    pointers = [slab.data_ptr() for slab in slabs_of(optimizer)]
     step(optimizer, 3)
-    assert pointers == [
-        slab.data_ptr() for b in optimizer._buckets(optimizer.param_groups[0])
-        for slab in b.slabs.values()
-    ]  # fmt: skip
+    assert pointers == [slab.data_ptr() for slab in slabs_of(optimizer)]
 
 
 def test_state_follows_copies_checkpoints_and_late_groups(make):
@@ -390,7 +394,7 @@ def test_distributed_checkpoint_keeps_the_factors(make, tmp_path):
     fresh_model.load_state_dict(loaded["model"])
     set_optimizer_state_dict(fresh_model, fresh, loaded["optim"])
     assert identical(snapshot(fresh), snapshot(optimizer))
-    assert fresh.param_groups[0]["step"] == 4
+    assert {state["step"].item() for state in fresh.state.values()} == {4}
     step(optimizer, 3, seed=1)
     step(fresh, 3, seed=1)
     assert identical(snapshot(fresh), snapshot(optimizer))
@@ -399,35 +403,58 @@ def test_distributed_checkpoint_keeps_the_factors(make, tmp_path):
 # --- gather and scatter ------------------------------------------------------------------------
 
 
+def bucket_of(ps: list[nn.Parameter]) -> Bucket[Plan]:
+    """Parameters (4, 6) in blocks (2, 3), four each; factor0 has the parameter's number in it."""
+    (tile,) = tiles_of((4, 6), (2, 3))
+    plan = Plan(torch.float64, fused=False, halves=False, direction=None, kernel=None)
+    slots = [Slot(p, tile, "block0.", [pieces_of(p, tile)]) for p in ps]
+    bucket = Bucket((Dense(2), Dense(3)), plan, slots)
+    bucket.adopt([{"factor0": torch.full((4, 2, 2), float(i))} for i in range(len(ps))])
+    return bucket
+
+
+def stack_of(ps: list[nn.Parameter], bucket: Bucket[Plan]) -> Stack:
+    """A stack of parameters that are their own gradients."""
+    stack = Stack(ps, [bucket], wide=torch.float64)
+    stack.gather_([p.detach().clone() for p in ps], squares=False)
+    return stack
+
+
+STEP_OF_ONE = Tail(lr=1.0, alpha1=0.0, kappa=0.0, nesterov=False, decoupled=False)
+
+
 def test_gather_and_scatter_are_inverse_and_leave_out_who_is_absent():
     ps = [nn.Parameter(gradient(i, 4, 6)) for i in range(3)]
-    (tile,) = tiles_of((4, 6), (2, 3))
-    bucket = Bucket((Dense(2), Dense(3)), [Slot(p, tile, "block0.") for p in ps])
-    tensors = {p: p.detach() for p in (ps[0], ps[2])}
-    stack = bucket.gather(tensors, dtype=torch.float64)
-    assert stack.shape == (8, 2, 3)
-    assert torch.equal(stack[1], ps[0][:2, 3:])
-    assert torch.equal(stack[4], ps[2][:2, :3])
-    back = {p: torch.zeros(4, 6, dtype=torch.float64) for p in tensors}
-    bucket.scatter_(back, stack)
-    assert all(torch.equal(back[p], p) for p in tensors)
+    before = [p.detach().clone() for p in ps]
+    stack = stack_of([ps[0], ps[2]], bucket_of(ps))
+    (part,) = stack.parts()
+    assert part.G.shape == (8, 2, 3)
+    assert torch.equal(part.G[1], before[0][:2, 3:])
+    assert torch.equal(part.G[4], before[2][:2, :3])
+    stack.keep_(part, refresh=False)
+    with torch.no_grad():
+        stack.descend_([], [], STEP_OF_ONE)  # the direction of each is itself
+    assert torch.equal(ps[1], before[1])
+    assert all(ps[i].count_nonzero() == 0 for i in (0, 2))
 
 
 def test_state_of_some_members_is_a_copy_that_is_written_back():
-    ps = [nn.Parameter(torch.ones(4, 6)) for _ in range(3)]
-    (tile,) = tiles_of((4, 6), (2, 3))  # four blocks each
-    bucket = Bucket((Dense(2), Dense(3)), [Slot(p, tile, "block0.") for p in ps])
-    state = {p: {"block0.factor0": torch.full((4, 2, 2), float(i))} for i, p in enumerate(ps)}
-    bucket.adopt(state)
-    assert bucket.state_of({p: p for p in ps}) is bucket.slabs
-    some = {p: p for p in (ps[0], ps[2])}
-    held = bucket.state_of(some)
-    assert held["factor0"][:, 0, 0].tolist() == [0.0] * 4 + [2.0] * 4
-    held["factor0"] += 10
-    assert bucket.slabs["factor0"][:, 0, 0].tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
-    bucket.write_back_(some, held)
-    assert bucket.slabs["factor0"][:, 0, 0].tolist() == [10.0] * 4 + [1.0] * 4 + [12.0] * 4
-    assert state[ps[2]]["block0.factor0"][0, 0, 0] == 12
+    ps = [nn.Parameter(torch.ones(4, 6, dtype=torch.float64)) for _ in range(3)]
+    bucket = bucket_of(ps)
+    (part,) = stack_of(ps, bucket).parts()
+    assert part.state is bucket.slabs
+    for refresh, written in (False, 0.0), (True, 10.0):
+        stack = stack_of([ps[0], ps[2]], bucket)
+        (part,) = stack.parts()
+        held = part.state["factor0"]
+        assert held[:, 0, 0].tolist() == [0.0] * 4 + [2.0] * 4
+        held += 10
+        slab = bucket.slabs["factor0"][:, 0, 0].tolist()
+        assert slab == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
+        stack.keep_(part, refresh=refresh)
+        slab = bucket.slabs["factor0"][:, 0, 0].tolist()
+        assert slab == [written] * 4 + [1.0] * 4 + [2.0 + written] * 4
+    assert bucket.views()[2]["factor0"][0, 0, 0] == 12
 
 
 # --- errors ------------------------------------------------------------------------------------

@@ -9,13 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import rootfree
-from rootfree.layout.structured import (
-    init_scale_option,
-    positive,
-    structure_option,
-    structured_tiles,
-)
-from rootfree.methods.inverse_free import gradient_dtype
+from rootfree.layout.structured import structure_option, structured_tiles
+from rootfree.methods.inverse_free import product_dtype
+from rootfree.shell.checks import init_scale, positive
 from rootfree.structures import make_structure
 
 
@@ -29,17 +25,21 @@ def described(shape, *, structure="auto", block_size=1024) -> list[tuple[int, li
 
 
 def test_auto():
-    """Dense, but diagonal for vectors and for axes as long as a vocabulary."""
+    """Dense, but diagonal for vectors; an axis as long as a vocabulary is cut like any other."""
     assert described((768,)) == [(1, ["diagonal 768"])]
     assert described(()) == [(1, ["diagonal 1"])]
     assert described((1, 1)) == [(1, ["diagonal 1"])]
     assert described((768, 512)) == [(1, ["dense 768", "dense 512"])]
     assert described((768, 3072)) == [(3, ["dense 768", "dense 1024"])]
-    assert described((50257, 768)) == [(1, ["diagonal 50257", "dense 768"])]
     assert described((16384, 768)) == [(16, ["dense 1024", "dense 768"])]
-    assert described((16385, 768)) == [(1, ["diagonal 16385", "dense 768"])]
+    assert described((20000, 768)) == [(25, ["dense 800", "dense 768"])]
+    assert described((50257, 768)) == [
+        (42, ["dense 1008", "dense 768"]),
+        (7, ["dense 992", "dense 768"]),
+        (1, ["dense 977", "dense 768"]),
+    ]
     assert described((512, 512, 3, 3)) == [(1, ["dense 512", "dense 512", "dense 9"])]
-    assert described((50257, 768), block_size=None) == [(1, ["diagonal 50257", "dense 768"])]
+    assert described((50257, 768), block_size=None) == [(1, ["dense 50257", "dense 768"])]
     assert described((64, 3, 7, 7), block_size=None) == [
         (1, ["dense 64", "dense 3", "dense 7", "dense 7"])
     ]
@@ -118,15 +118,15 @@ def test_wrong_structures_are_refused(wrong, message):
 
 
 def test_init_scale_and_positive():
-    assert init_scale_option("init_scale", "gradient") == "gradient"
-    assert init_scale_option("init_scale", 2) == 2.0
+    assert init_scale("init_scale", "gradient") == "gradient"
+    assert init_scale("init_scale", 2) == 2.0
     assert positive("update_rms", 0.2) == 0.2
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="x must be in"):
             positive("x", wrong)
     for wrong in ("grad", None, True):
         with pytest.raises(TypeError, match="init_scale must be"):
-            init_scale_option("init_scale", wrong)
+            init_scale("init_scale", wrong)
 
 
 def test_dtype_of_products():
@@ -134,16 +134,16 @@ def test_dtype_of_products():
         nn.Parameter(torch.ones(2, dtype=d)) for d in (torch.float32, torch.bfloat16, torch.float64)
     )
     dense = (make_structure("dense", 2),)
-    assert gradient_dtype(single, dense, {"matmul_dtype": None}) == torch.float32
-    assert gradient_dtype(half, dense, {"matmul_dtype": None}) == torch.float32
-    assert gradient_dtype(single, dense, {"matmul_dtype": torch.bfloat16}) == torch.bfloat16
+    assert product_dtype(single, dense, {"matmul_dtype": None}) == torch.float32
+    assert product_dtype(half, dense, {"matmul_dtype": None}) == torch.float32
+    assert product_dtype(single, dense, {"matmul_dtype": torch.bfloat16}) == torch.bfloat16
     # scaled first
-    assert gradient_dtype(single, dense, {"matmul_dtype": torch.float16}) == torch.float32
+    assert product_dtype(single, dense, {"matmul_dtype": torch.float16}) == torch.float32
     for asked in (None, torch.bfloat16, torch.float32):
-        assert gradient_dtype(double, dense, {"matmul_dtype": asked}) == torch.float64
+        assert product_dtype(double, dense, {"matmul_dtype": asked}) == torch.float64
     # no matrix products, nothing narrower than fp32
     diagonal = (make_structure("diagonal", 2),)
-    assert gradient_dtype(single, diagonal, {"matmul_dtype": torch.bfloat16}) == torch.float32
+    assert product_dtype(single, diagonal, {"matmul_dtype": torch.bfloat16}) == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,8 @@ def test_dtype_of_products():
         ("update_rms", 0.0),
         ("max_update_rms", -1.0),
         ("block_size", 0),
+        ("nesterov", 1),
+        ("decoupled_weight_decay", None),
     ],
 )
 def test_out_of_range_options_are_refused_by_name(name, wrong):

@@ -11,8 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootfree import options
-from rootfree.shell.checks import BASIC_OPTIONS, OneOf, Optional, Real
+import rootfree
+from rootfree.shell import checks
+from rootfree.shell.checks import OneOf, Optional, Real
+from rootfree.shell.options import HEAVY_BALL_OPTIONS
 
 
 def refused(check, value, *parts: str, error: type[Exception] = ValueError) -> None:
@@ -68,17 +70,17 @@ def test_real_is_a_number(value):
 
 def test_learning_rate_keeps_the_very_tensor():
     for lr in (torch.tensor(0.1), torch.tensor([0.1]), torch.tensor(0.1, dtype=torch.float64)):
-        assert options.learning_rate("lr", lr) is lr
-    assert options.learning_rate("lr", 0.1) == 0.1
+        assert checks.learning_rate("lr", lr) is lr
+    assert checks.learning_rate("lr", 0.1) == 0.1
 
 
 def test_learning_rate_tensors_hold_one_number_in_range():
-    refused(options.learning_rate, torch.ones(2), "one floating-point number", "shape (2,)")
-    refused(options.learning_rate, torch.ones(0), "one floating-point number", "shape (0,)")
-    refused(options.learning_rate, torch.tensor(1), "one floating-point number", "torch.int64")
-    refused(options.learning_rate, torch.tensor(-0.5), "[0, inf)", "-0.5")
-    refused(options.learning_rate, torch.tensor(math.nan), "[0, inf)", "nan")
-    refused(options.learning_rate, -0.5, "[0, inf)", "-0.5")
+    refused(checks.learning_rate, torch.ones(2), "one floating-point number", "shape (2,)")
+    refused(checks.learning_rate, torch.ones(0), "one floating-point number", "shape (0,)")
+    refused(checks.learning_rate, torch.tensor(1), "one floating-point number", "torch.int64")
+    refused(checks.learning_rate, torch.tensor(-0.5), "[0, inf)", "-0.5")
+    refused(checks.learning_rate, torch.tensor(math.nan), "[0, inf)", "nan")
+    refused(checks.learning_rate, -0.5, "[0, inf)", "-0.5")
 
 
 # --- the others ---------------------------------------------------------------------------------
@@ -86,37 +88,37 @@ def test_learning_rate_tensors_hold_one_number_in_range():
 
 @pytest.mark.parametrize("value", [1, np.int32(7), torch.tensor(7), 10**9])
 def test_positive_integer_stores_a_plain_integer(value):
-    assert type(options.positive_integer("the_argument", value)) is int
-    assert options.positive_integer("the_argument", value) == value
+    assert type(checks.positive_integer("the_argument", value)) is int
+    assert checks.positive_integer("the_argument", value) == value
 
 
 def test_positive_integer_refuses():
     for value in (0, -1, np.int64(0)):
-        refused(options.positive_integer, value, "a positive integer", repr(value))
+        refused(checks.positive_integer, value, "a positive integer", repr(value))
     for value in (1.0, 2.5, "8", None, True, math.nan, torch.tensor(2.0)):
-        refused(options.positive_integer, value, "a positive integer", repr(value), error=TypeError)
+        refused(checks.positive_integer, value, "a positive integer", repr(value), error=TypeError)
 
 
 def test_boolean():
-    assert options.boolean("the_argument", True) is True
-    assert options.boolean("the_argument", False) is False
+    assert checks.boolean("the_argument", True) is True
+    assert checks.boolean("the_argument", False) is False
     for value in (0, 1, "yes", None):
-        refused(options.boolean, value, "True or False", repr(value), error=TypeError)
+        refused(checks.boolean, value, "True or False", repr(value), error=TypeError)
 
 
 def test_averaging_pair():
-    pair = options.averaging_pair("betas", [0, np.float64(0.99)])
+    pair = checks.averaging_pair("betas", [0, np.float64(0.99)])
     assert pair == (0.0, 0.99)
     assert type(pair) is tuple
     assert [type(number) for number in pair] == [float, float]
     for value in (0.9, (0.9,), (0.9, 0.9, 0.9), None, "ab", {0.1, 0.2}):
-        refused(options.averaging_pair, value, "a pair of numbers", repr(value), error=TypeError)
+        refused(checks.averaging_pair, value, "a pair of numbers", repr(value), error=TypeError)
     with pytest.raises(ValueError, match=r"betas\[0\] must be in \[0, 1\), got -0.1"):
-        options.averaging_pair("betas", (-0.1, 0.9))
+        checks.averaging_pair("betas", (-0.1, 0.9))
     with pytest.raises(ValueError, match=r"betas\[1\] must be in \[0, 1\), got 1.0"):
-        options.averaging_pair("betas", (0.1, 1.0))
+        checks.averaging_pair("betas", (0.1, 1.0))
     with pytest.raises(TypeError, match=r"betas\[1\] must be a real number, got 'a' \(str\)"):
-        options.averaging_pair("betas", (0.1, "a"))
+        checks.averaging_pair("betas", (0.1, "a"))
 
 
 def test_one_of():
@@ -139,6 +141,8 @@ def test_optional():
         ("batch_size", [None, 1, 10**6], [0, 0.5]),
         ("precond_lr", [0.0, 1.0], [-0.01, 1.01]),
         ("momentum", [0.0, 0.999], [-0.01, 1.0]),
+        ("nesterov", [False, True], [0, None]),
+        ("decoupled_weight_decay", [False, True], [1, "yes"]),
         ("betas", [(0.0, 0.999)], [(0.0, 1.0)]),
         ("damping", [0.0, 1e3], [-1e-9]),
         ("weight_decay", [0.0, 1e3], [-1e-9]),
@@ -146,8 +150,9 @@ def test_optional():
     ],
 )
 def test_ranges_of_the_options_that_methods_share(option, good, bad):
+    check = {**rootfree.RFAdamW.options, **HEAVY_BALL_OPTIONS}[option]
     for value in good:
-        assert BASIC_OPTIONS[option](option, value) == value
+        assert check(option, value) == value
     for value in bad:
         with pytest.raises((ValueError, TypeError), match=rf"^{option}.* must be"):
-            BASIC_OPTIONS[option](option, value)
+            check(option, value)

@@ -62,10 +62,10 @@ class PieceOfSizeOneError(Exception):
 
 def block_indices(optimizer: Any, p: torch.Tensor) -> Iterator[Array]:
     """Flat places of every block's elements, shaped like the block, whatever way p was cut."""
-    if not hasattr(optimizer, "_slots_of"):
+    if not hasattr(optimizer, "_cut"):
         yield np.arange(p.numel()).reshape(p.shape)
         return
-    for _, tile, _ in optimizer._slots_of(p, optimizer.param_groups[0]):
+    for _, tile, _ in optimizer._cut(p, optimizer.param_groups[0]):
         places = np.arange(int(np.prod(tile.view))).reshape(tile.view)
         for count in np.ndindex(*tile.counts):
             corner = [s + c * d for s, c, d in zip(tile.starts, count, tile.sizes, strict=True)]

@@ -62,7 +62,7 @@ def test_the_state_belongs_to_the_weight():
     optimizer = rootfree.IFShampoo(
         [("layer.weight", weight), ("layer.bias", bias)], batch_size=1, curvature=given
     )
-    assert set(optimizer.state[bias]) == {"momentum"}
+    assert set(optimizer.state[bias]) == {"momentum", "step"}
     assert optimizer.state[weight]["block0.factor1"].shape == (1, 5, 5)
     rows = optimizer.summary().splitlines()
     assert "dense 3 x dense 5 (with its bias)" in rows[1]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from curvature.given import dense
 from rootfree import KroneckerCurvature
-from rootfree.layout.tiles import Tile, tiles_of
 from rootfree.curvature.kronecker import parts_of
 from rootfree.curvature.regrouping import regroup
+from rootfree.layout.tiles import Tile, tiles_of
 
 primes = st.lists(st.sampled_from([2, 2, 3]), min_size=1, max_size=4)
 cuts = st.lists(st.booleans(), min_size=3, max_size=3)
@@ -37,7 +37,7 @@ def test_groups_cover_both_and_have_equal_products(primes, left, order, right, o
     axes = list(merged(primes, right))
     for _ in range(ones):
         axes.insert(order.randint(0, len(axes)), 1)
-    groups = regroup(view, axes)
+    groups = regroup(view, tuple(axes))
     assert [n for ns, _ in groups for n in ns] == list(range(len(view)))
     assert [m for _, ms in groups for m in ms] == list(range(len(axes)))
     for ns, ms in groups:
@@ -52,7 +52,7 @@ def test_groups_cover_both_and_have_equal_products(primes, left, order, right, o
 
 def test_regrouping_by_example():
     def sizes(view, axes):
-        groups = regroup(view, axes)
+        groups = regroup(view, tuple(axes))
         return [([view[n] for n in ns], [axes[m] for m in ms]) for ns, ms in groups]
 
     # a convolution that is preconditioned per axis, with the factors of KFAC

@@ -12,8 +12,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree import full_matrix, inverse_free, rmsprop
-from rootfree.curvature import GradientOuterProduct
+import rootfree
+from rootfree.curvature import OuterProducts
+from rootfree.methods import diagonal, inverse_free
 from rootfree.rules import full_matrix as full_matrix_rules
 from rootfree.rules import rf_shampoo
 from rootfree.structures import Dense
@@ -61,20 +62,35 @@ def batch_size_ignored(call: Callable[..., Any], *args: Any, B: int, **kwargs: A
     return call(*args, B=1, **kwargs)
 
 
-def group_batch_size_off(call: Callable[..., Any], self: Any, group: Any, *args: Any) -> Any:
-    """B off by 1 % in one optimizer, in all its paths."""
-    B = group["batch_size"]
-    return call(self, {**group, "batch_size": B * 1.01 if B > 1 else B}, *args)
+def batch_size_off_in(method: Any) -> Perturbation:
+    """B off by 1 % in one optimizer, in all its paths: what it computes from B, and H."""
+
+    def apply(patch: Patch) -> None:
+        direction = method._direction
+
+        def off(group: Any, *args: Any) -> Any:
+            B = group["batch_size"]
+            return direction({**group, "batch_size": B * 1.01 if B > 1 else B}, *args)
+
+        patch.setattr(method, "_direction", staticmethod(off))
+        wrapped(method, "_curvature_of", batch_size_off)(patch)
+
+    return apply
 
 
 def curvature_off(method: str) -> Perturbation:
     """B off by 1 % in one of the two ways in which the curvature is used."""
 
-    def off(call: Callable[..., Any], H: GradientOuterProduct, *args: Any) -> Any:
-        B: Any = H.B * 1.01 if H.B > 1 else H.B
-        return call(GradientOuterProduct(H.G, B, H.scale), *args)
+    def off(call: Callable[..., Any], H: OuterProducts, *args: Any) -> Any:
+        B: Any = H.weight * 1.01 if H.weight > 1 else H.weight
+        return call(OuterProducts(H.V, B, H.scale), *args)
 
-    return wrapped(GradientOuterProduct, method, off)
+    return wrapped(OuterProducts, method, off)
+
+
+def start_ignores_batch_size(call: Callable[..., Any], H: OuterProducts, *args: Any) -> Any:
+    """B left out of the gradient-scaled start."""
+    return call(OuterProducts(H.V, scale=H.scale), *args)
 
 
 def rooted(call: Callable[..., Any], ps: Any, ms: Any, gs: Any, ss: Any, **kwargs: Any) -> None:
@@ -104,7 +120,7 @@ def transposed_gram(patch: Patch) -> None:
 
 def no_curvature(patch: Patch) -> None:
     """A preconditioner that stays at one: gradient descent, which any rotation leaves alone."""
-    patch.setattr(rmsprop, "accumulate_squares_", lambda *args, **kwargs: None)
+    patch.setattr(diagonal, "accumulate_squares_", lambda *args, **kwargs: None)
 
 
 def without_decay(
@@ -149,32 +165,35 @@ def biased_labels(patch: Patch) -> None:
     wrapped(fisher, "draw_labels", lambda call, generator, p: call(generator, 0.9 * p))(patch)
 
 
+start_off = wrapped(OuterProducts, "root_mean_diagonal", start_ignores_batch_size)
 contracted_off, in_frame_off = curvature_off("contracted"), curvature_off("in_frame")
 half_replaced = wrapped(inverse_free, "tangents", doubled)
 factor_damped = wrapped(inverse_free, "tangents", damped)
-exact_off = wrapped(full_matrix.RFFullAdagrad, "_direction", group_batch_size_off)
-inverse_free_off = wrapped(full_matrix.IFFullAdagrad, "_direction", group_batch_size_off)
+exact_off = batch_size_off_in(rootfree.RFFullAdagrad)
+inverse_free_off = batch_size_off_in(rootfree.IFFullAdagrad)
 covariance_off = wrapped(full_matrix_rules, "if_covariance_rank_one_", batch_size_off)
+# B enters the optimizer's rank-one path with the gradient's unit, which has no B of its own.
+unit_off = wrapped(full_matrix_rules, "unit_gradient", batch_size_off)
 
 PERTURBATIONS: dict[str, list[Perturbation]] = {
     "fisher-joint": [contracted_off],
     "fisher-monte-carlo": [contracted_off, biased_labels],
     "fisher-cross-terms": [contracted_off, biased_labels],
-    "scale-rf-rmsprop": [wrapped(rmsprop, "accumulate_squares_", batch_size_off)],
+    "scale-rf-rmsprop": [wrapped(diagonal, "accumulate_squares_", batch_size_off)],
     "scale-rf-full": [exact_off, wrapped(full_matrix_rules, "woodbury_", batch_size_off)],
-    "scale-if-covariance": [inverse_free_off, covariance_off],
+    "scale-if-covariance": [inverse_free_off, unit_off],
     "scale-rf-shampoo": [contracted_off],
     "scale-if-shampoo": [in_frame_off],
-    "scale-from-gradient": [in_frame_off, wrapped(inverse_free, "_start_", batch_size_ignored)],
-    "scale-needs-batch-size": [wrapped(rmsprop, "accumulate_squares_", batch_size_ignored)],
-    "affine-rf-rmsprop": [wrapped(rmsprop, "preconditioned_heavy_ball_", rooted)],
+    "scale-from-gradient": [in_frame_off, start_off],
+    "scale-needs-batch-size": [wrapped(diagonal, "accumulate_squares_", batch_size_ignored)],
+    "affine-rf-rmsprop": [wrapped(diagonal, "preconditioned_heavy_ball_", rooted)],
     "affine-rf-full": [wrapped(full_matrix_rules, "woodbury_", normalised)],
     "affine-if-covariance": [wrapped(full_matrix_rules, "if_covariance_rank_one_", normalised)],
     "affine-if-factor": [factor_damped],
     "affine-rf-shampoo": [wrapped(rf_shampoo, "update_factors_", damped)],
     "affine-if-shampoo": [factor_damped],
     "affine-limits": [no_curvature],
-    "affine-root-breaks": [wrapped(rmsprop, "preconditioned_heavy_ball_", rooted)],
+    "affine-root-breaks": [wrapped(diagonal, "preconditioned_heavy_ball_", rooted)],
     "woodbury": [
         wrapped(full_matrix_rules, "woodbury_", batch_size_off),
         wrapped(full_matrix_rules, "woodbury_", without_decay),
@@ -182,7 +201,7 @@ PERTURBATIONS: dict[str, list[Perturbation]] = {
     "positive-definite": [smaller_W(0.0), smaller_W(0.9)],
     "covariance-square": [smaller_W(0.99), smaller_W(2.0)],
     "covariance-rank-one": [covariance_off, smaller_W(0.99)],
-    "first-order-if-covariance": [exact_off, inverse_free_off, covariance_off],
+    "first-order-if-covariance": [exact_off, inverse_free_off, covariance_off, unit_off],
     "first-order-if-factor": [in_frame_off, half_replaced, transposed_gram],
     "first-order-if-shampoo": [in_frame_off, contracted_off, half_replaced, transposed_gram],
     "truncation": [

@@ -108,7 +108,7 @@ def test_factors_are_those_of_singd(structure: str, sharing: Any, alpha: float) 
         if name not in peer.Ks:
             continue
         group, weight = optimizer.param_groups[0], module.weight
-        ((prefix, _, structures),) = optimizer._slots_of(weight, group)
+        ((prefix, _, structures),) = optimizer._cut(weight, group)
         for n, factor in enumerate((peer.Cs[name], peer.Ks[name])):
             K = structures[n].unpack(optimizer.state[weight][f"{prefix}factor{n}"])[0]
             expected = factor.to_dense()

@@ -78,7 +78,7 @@ def run_library(steps: int, *, structure: Any = "dense", **settings: Any) -> Tra
     def factors() -> dict[str, list[Tensor]]:
         found = {}
         for name, p in named.items():
-            ((prefix, _, structures),) = optimizer._slots_of(p, optimizer.param_groups[0])
+            ((prefix, _, structures),) = optimizer._cut(p, optimizer.param_groups[0])
             state = optimizer.state[p]
             found[name] = [
                 s.unpack(state[f"{prefix}factor{n}"])[0].clone() for n, s in enumerate(structures)

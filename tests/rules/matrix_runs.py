@@ -120,7 +120,7 @@ METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 def dense_factors(optimizer: rootfree.RootFreeOptimizer, p: torch.Tensor) -> list[Array]:
     """What the oracles keep, from the state of an uncut parameter: K_n, S_n, A, S⁻¹ or S."""
-    ((_, _, structures),) = optimizer._slots_of(p, optimizer.param_groups[0])
+    ((_, _, structures),) = optimizer._cut(p, optimizer.param_groups[0])
     state = optimizer.state[p]
     if "block0.factor" in state:  # S of the damped full matrix
         return [state["block0.factor"][0].numpy()]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rootfree
-from rootfree.curvature import GradientOuterProduct
+from rootfree.curvature import OuterProducts
 from rootfree.rules.full_matrix import if_covariance_, if_covariance_rank_one_, woodbury_
 from rootfree.rules.if_shampoo import move_factors_, tangents
 from rootfree.structures import make_structure
@@ -136,7 +136,7 @@ def test_truncation_is_the_exponential_to_first_order(name):
     hs = tangents(
         Ks,
         [1.0, 1.0],
-        GradientOuterProduct(G, 10),
+        OuterProducts(G, weight=10),
         structures,
         lam=0.1,
         gamma=1.0,
