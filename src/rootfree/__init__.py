@@ -22,6 +22,7 @@ from rootfree.recorders import (
 from rootfree.shell.batch_size import track_batch_size
 from rootfree.shell.graphed_step import GraphedStep
 from rootfree.shell.optimizer import RootFreeOptimizer
+from rootfree.shell.parameter_groups import parameter_groups
 
 __version__ = "0.1.0.dev0"
 
@@ -43,5 +44,6 @@ __all__ = [
     "RFShampoo",
     "RootFreeOptimizer",
     "SumOfOuterProducts",
+    "parameter_groups",
     "track_batch_size",
 ]

@@ -31,6 +31,8 @@ from rootfree.kernels.tables import AddressTable, NumberTable
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.rules.momentum import Tail
 
+# Items of a program that only reads, where looking up the place would take most of its time.
+_SEVERAL = 4
 _PROGRAM: dict[str, Any] = {"ROWS": ROWS, "COLS": COLS, "num_warps": WARPS}
 
 
@@ -101,6 +103,10 @@ class FusedStack:
                 self._regular = len(items)
         self._rectangles = as_table(rectangles, torch.int64, device)
         self._items = as_table(items, torch.int32, device)
+        parts = ((self._items[: self._regular], True), (self._items[self._regular :], False))
+        self._split = [(part, len(part), each) for part, each in parts if len(part)]
+        # What launches differ in from those of other stacks (see `launch`).
+        self._site = (device, self._dtype, self._items.data_ptr() % 16, self._regular % 4)
         self._spans = as_table(spans, torch.int32, device)  # first and last item of each parameter
         self._sizes = as_table([p.numel() for p in self.ps], torch.int64, device)
         tables = (self._rectangles, self._items, self._spans, self._sizes)
@@ -126,16 +132,18 @@ class FusedStack:
         self._make_room()
         self._gradients.send(gs)
         kernels = triton_kernels()
-        for items, regular in self._launches(self._gradients.aligned):
+        G = kernels.dtype(gs[0])
+        for items, count, regular in self._launches(self._gradients.aligned):
             launch(
                 kernels.blocks.gather_kernel,
-                len(items),
+                count,
                 items,
                 self._rectangles,
                 self._gradients.tensor,
                 self._values,
                 self._squares,
-                G=kernels.dtype(gs[0]),
+                site=(*self._site, G, squares, regular),
+                G=G,
                 SQUARES=squares,
                 ALIGNED=regular,
                 **_PROGRAM,
@@ -176,7 +184,7 @@ class FusedStack:
         recorded = self._recordings is not None and torch.cuda.is_current_stream_capturing()
         return None if recorded else self._recordings
 
-    def parts(self, *, refresh: bool) -> Iterator[Part]:
+    def parts(self) -> Iterator[Part]:
         """Each share with its part of the stack and (b, n) sums of squares."""
         for share, (first, place, sums) in zip(self.shares, self._places, strict=True):
             tile, blocks = share.slots[0].tile, share.blocks
@@ -185,8 +193,11 @@ class FusedStack:
             slabs, rows = share.bucket.slabs, share.rows
             state = slabs if rows is None else select(slabs, rows)
             yield Part(share, G, state, squares)
-            if rows is not None and refresh:
-                put_back_(slabs, rows, state)
+
+    def keep_(self, part: Part, *, refresh: bool) -> None:
+        """Keep the changed state of a part; its directions are where they should be."""
+        if part.share.rows is not None and refresh:
+            put_back_(part.share.bucket.slabs, part.share.rows, part.state)
 
     # -- the tail ----------------------------------------------------------------------------
 
@@ -219,13 +230,16 @@ class FusedStack:
         for of_step, wanted in ((False, tail.cap), (True, tail.rms)):
             if wanted is not None and scales is not None:
                 self._measure(arguments, constants, scales, of_step=of_step)
-        for items, regular in self._launches(self._state.aligned):
+        rate = arguments[4]
+        site = (*self._site, rate.dtype, rate.data_ptr() % 16, count, *constants.values())
+        for items, programs, regular in self._launches(self._state.aligned):
             launch(
                 kernels.blocks.tail_kernel,
-                len(items),
+                programs,
                 items,
                 *arguments,
                 count,
+                site=(*site, regular),
                 ALIGNED=regular,
                 **constants,
             )
@@ -244,21 +258,26 @@ class FusedStack:
         """What directions (or, `of_step`, whole steps) are to be multiplied by."""
         kernels = triton_kernels()
         sums = torch.empty(len(self._items), dtype=torch.float64, device=scales.device)
-        done = 0
-        for items, regular in self._launches(self._state.aligned or not of_step):
+        done, chosen = 0, ("M", "MOMENTUM", "NESTEROV", "CAP", *_PROGRAM)
+        constants = {key: constants[key] for key in chosen}
+        site = (*self._site, len(self.ps), of_step, *constants.values())
+        for items, count, regular in self._launches(self._state.aligned or not of_step):
             launch(
                 kernels.blocks.squares_kernel,
-                len(items),
+                -(-count // _SEVERAL),
                 items,
                 *arguments[:4],
                 self.numbers.tensor,
                 sums[done:],
                 len(self.ps),
+                count,
+                site=(*site, done % 2, regular),
                 OF_STEP=of_step,
+                SEVERAL=_SEVERAL,
                 ALIGNED=regular,
-                **{key: constants[key] for key in ("M", "MOMENTUM", "NESTEROV", "CAP", *_PROGRAM)},
+                **constants,
             )
-            done += len(items)
+            done += count
         launch(
             kernels.blocks.scale_kernel,
             len(self.ps),
@@ -268,18 +287,11 @@ class FusedStack:
             self.numbers.tensor,
             scales,
             len(self.ps),
+            site=site,
             OF_STEP=of_step,
             BLOCK=512,
         )
 
-    def _launches(self, regular: bool) -> Iterator[tuple[Tensor, bool]]:
+    def _launches(self, regular: bool) -> list[tuple[Tensor, int, bool]]:
         """Items in one or two launches: those that may be read eight at a time, and the others."""
-        if not regular:
-            yield self._items, False
-            return
-        for items, each in (
-            (self._items[: self._regular], True),
-            (self._items[self._regular :], False),
-        ):
-            if len(items):
-                yield items, each
+        return self._split if regular else [(self._items, len(self._items), False)]

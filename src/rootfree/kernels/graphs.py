@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -21,6 +21,8 @@ Work = Callable[[], None]
 _MOST = 4
 _MOST_RECORDED = 16
 _MOST_SEEN = 64
+# Works that a graph does at the same time.
+_BRANCHES = 6
 
 
 class Recordings:
@@ -107,7 +109,7 @@ class Recorder:
     def __call__(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream()
-        there = _capturing_stream(here.device)
+        there, *_ = _streams(here.device)
         there.wait_stream(here)
         with torch.cuda.stream(there), no_collection():
             # Other threads (a data loader's, a collective's) may go on as they like.
@@ -118,6 +120,30 @@ class Recorder:
                 graph.capture_end()
         here.wait_stream(there)
         return graph.replay
+
+
+def side_by_side(works: Sequence[Work]) -> None:
+    """Do independent works; where they are being recorded, as branches that run at the same time.
+
+    A small model's launches leave most of the device idle, one bucket after the other.
+    """
+    if len(works) < 2 or not torch.cuda.is_available():
+        recorded = False
+    else:
+        recorded = torch.cuda.is_current_stream_capturing()
+    if not recorded:
+        for work in works:
+            work()
+        return
+    here = torch.cuda.current_stream()
+    branches = _streams(here.device)[1 : 1 + len(works)]
+    for branch in branches:
+        branch.wait_stream(here)
+    for i, work in enumerate(works):
+        with torch.cuda.stream(branches[i % len(branches)]):
+            work()
+    for branch in branches:
+        here.wait_stream(branch)
 
 
 @contextmanager
@@ -133,5 +159,10 @@ def no_collection() -> Iterator[None]:
 
 
 @cache
-def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    """One to record on, and its branches."""
+    streams = [torch.cuda.Stream(device) for _ in range(1 + _BRANCHES)]
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.cuda.current_blas_handle()  # its memory is not to be part of a recording
+    return streams

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,8 @@ from rootfree.rules.momentum import Tail, descend_
 CACHED = 3 * 2**19
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Share:
     """The part of a bucket that has gradients."""
 
     bucket: Bucket[Any]
@@ -91,11 +93,8 @@ class Stack:
         """Do work on the parts (the kernels may replay it)."""
         work()
 
-    def parts(self, *, refresh: bool) -> Iterator[Part]:
-        """Each share with its gradients; its directions are taken when the next one is asked for.
-
-        With `refresh`, changes of the state are kept.
-        """
+    def parts(self) -> Iterator[Part]:
+        """Each share with its gradients."""
         for share, copies, holes in zip(self.shares, self._copies, self._holes, strict=True):
             make = torch.zeros if holes else torch.empty
             sizes = share.slots[0].tile.sizes
@@ -106,10 +105,13 @@ class Stack:
             slabs, rows = share.bucket.slabs, share.rows
             state = slabs if rows is None else select(slabs, rows)
             yield Part(share, G, state, None)
-            for i, piece, start in copies:
-                _in_parameter(self._us[i], piece).copy_(_in_stack(G, piece, start))
-            if rows is not None and refresh:
-                put_back_(slabs, rows, state)
+
+    def keep_(self, part: Part, *, refresh: bool) -> None:
+        """Take the directions of a part, and with `refresh` its changed state."""
+        for i, piece, start in self._copies[self.shares.index(part.share)]:
+            _in_parameter(self._us[i], piece).copy_(_in_stack(part.G, piece, start))
+        if part.share.rows is not None and refresh:
+            put_back_(part.share.bucket.slabs, part.share.rows, part.state)
 
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
@@ -33,12 +34,12 @@ class Tile:
     counts: tuple[int, ...]
     sizes: tuple[int, ...]
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """How many blocks the tile has."""
         return math.prod(self.counts)
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Elements of one block."""
         return math.prod(self.sizes)

@@ -97,7 +97,7 @@ class IFShampoo(BlockOptimizer):
         >>> torch.nn.functional.mse_loss(model(x), y).backward()
         >>> optimizer.step()
         >>> print(optimizer.summary().splitlines()[1])
-        0          3x4    dense 3 x dense 4          149
+        0          3x4    dense 3 x dense 4          157
     """
 
     options = INVERSE_FREE_OPTIONS

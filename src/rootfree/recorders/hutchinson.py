@@ -101,7 +101,7 @@ class HutchinsonDiagonal(Recorder):
         """h of the differentiated loss; how many terms it averages is in it already."""
         h = self._sums.get(id(p))
         # Gradients averaged over ranks are those of the average of the ranks' losses.
-        return None if h is None else DiagonalCurvature(h / self._ranks.size)
+        return None if h is None else DiagonalCurvature(h / self._size)
 
     def _recorded(self) -> bool:
         return bool(self._sums)
@@ -110,7 +110,7 @@ class HutchinsonDiagonal(Recorder):
         return ", with recorder.backward(loss)"
 
     def _reduce(self) -> None:
-        if self._ranks.size > 1:
+        if self._size > 1:
             trained = [p for p in self.model.parameters() if p.requires_grad]
             self._ranks.sum_([self._sum_of(p) for p in trained])
 

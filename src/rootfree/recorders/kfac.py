@@ -229,7 +229,7 @@ class KFACRecorder(Recorder):
         if self.fisher == "empirical":
             # Rows g are of the differentiated loss, an average: B Σ g gᵀ is (1/B) Σ (Bg)(Bg)ᵀ.
             # With gradients averaged over ranks, a rank's g is `size` times too large.
-            factor = batch_size / self._ranks.size**2
+            factor = batch_size / self._size**2
         else:
             # Rows are of the summed loss, whose average the optimizer sees.
             factor = 1 / (batch_size * (self.samples if self.fisher == "monte-carlo" else 1))
@@ -253,7 +253,7 @@ class KFACRecorder(Recorder):
         self._calls = []
 
     def _reduce(self) -> None:
-        if self._ranks.size == 1:
+        if self._size == 1:
             return
         layers = list(self._layers.values())
         device = next(iter(self._sums.values())).G.device

@@ -99,7 +99,7 @@ class MonteCarloFisherRecorder(Recorder):
         return ", with recorder.backward(loss, outputs)"
 
     def _reduce(self) -> None:
-        if self._ranks.size > 1:
+        if self._size > 1:
             trained = [p for p in self.model.parameters() if p.requires_grad]
             self._ranks.sum_([self._rows_of(p) for p in trained])
 

@@ -207,7 +207,7 @@ class PerExampleFisherRecorder(Recorder):
         p = module.get_parameter(name)
         none = torch.zeros(0, *p.shape, dtype=wide_dtype(p.dtype), device=p.device)
         # Rows are of the differentiated loss, an average over all ranks: B Σ g gᵀ.
-        V = torch.cat([none, *parts.values()]) * (batch_size**0.5 / self._ranks.size)
+        V = torch.cat([none, *parts.values()]) * (batch_size**0.5 / self._size)
         return self._ranks.gather(V)
 
     def _of_call(self, module: nn.Module, name: str, call: _Call) -> Tensor:
@@ -220,7 +220,7 @@ class PerExampleFisherRecorder(Recorder):
             return example_gradients.of_module(module, name, call.x, call.grad)
 
     def _check_examples(self, batch_size: int) -> None:
-        examples = self._ranks.size * max(
+        examples = self._size * max(
             sum({call.backward: len(call.grad) for call in calls}.values())
             for calls in self._calls.values()
         )
@@ -235,7 +235,7 @@ class PerExampleFisherRecorder(Recorder):
 
     def _reduce(self) -> None:
         """Examples are gathered when they are asked for; here ranks agree on what there is."""
-        if self._ranks.size == 1:
+        if self._size == 1:
             return
         modules = list(dict.fromkeys(m for owners in self._owners.values() for m, _ in owners))
         device = next(self.model.parameters()).device

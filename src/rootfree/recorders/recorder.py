@@ -30,6 +30,7 @@ class Recorder(ABC):
     _reduced: bool  # whether the ranks' recordings are summed up
     _terms: list[int]  # loss terms seen by `backward`, in each way of counting them
     _weight: Tensor | None  # lower bound on the weight of a term in the loss
+    _size = 1  # ranks that average gradients, when the context was entered
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class Recorder(ABC):
             raise RuntimeError(f"{type(self).__name__} is entered already")
         self._check_model()
         self._drop()
+        self._size = self._ranks.size
         self._looks = {name: _look(p) for name, p in self._parameters.items()}
         self._open = True
         try:
@@ -214,7 +216,7 @@ class Recorder(ABC):
         """Raise RuntimeError where the loss seen by `backward` contradicts `batch_size`."""
         if self._weight is None:
             return
-        terms = [count * self._ranks.size for count in self._terms]
+        terms = [count * self._size for count in self._terms]
         if batch_size not in (*terms, 1):
             raise RuntimeError(
                 f"the loss had {' or '.join(map(str, dict.fromkeys(terms)))} terms, but "
@@ -224,7 +226,7 @@ class Recorder(ABC):
         if batch_size in self._trusted:
             return  # looked at once: reading the scale waits for the device
         # gradients of a rank are those of its own average
-        excess = float(self._weight) * batch_size / self._ranks.size
+        excess = float(self._weight) * batch_size / self._size
         if excess > _TOLERANCE:
             raise RuntimeError(
                 f"batch_size={batch_size} says that the loss is an average, but its gradient is "

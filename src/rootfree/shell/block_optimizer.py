@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 
 from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.fused_stack import FusedStack
-from rootfree.kernels.graphs import Recordings
+from rootfree.kernels.graphs import Recordings, side_by_side
 from rootfree.kernels.halves import in_halves, joined
 from rootfree.kernels.plan import Plan, make_plan
 from rootfree.kernels.stack import Part, Stack, portions
@@ -227,12 +227,18 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _directions_(self, work: Work, stack: Stack | FusedStack) -> None:
         """Gradients in the stack <- their directions."""
-        for part in stack.parts(refresh=work.refresh):
-            plan, H = part.share.bucket.plan, None
-            if plan.kernel is not None and isinstance(stack, FusedStack):
-                numbers = stack.numbers.tensor
-                plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
-                continue
+        if isinstance(stack, FusedStack):  # all parts are there at once
+            side_by_side([partial(self._direct_, work, stack, part) for part in stack.parts()])
+        else:
+            for part in stack.parts():
+                self._direct_(work, stack, part)
+
+    def _direct_(self, work: Work, stack: Stack | FusedStack, part: Part) -> None:
+        plan, H = part.share.bucket.plan, None
+        if plan.kernel is not None and isinstance(stack, FusedStack):
+            numbers = stack.numbers.tensor
+            plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
+        else:
             if work.refresh:
                 H = self._curvature_of(part, B=work.group["batch_size"])
             structures = part.share.bucket.structures
@@ -243,6 +249,7 @@ class BlockOptimizer(RootFreeOptimizer):
                     state = {name: slab[each] for name, slab in part.state.items()}
                     mine = None if H is None else H.rows(each)
                 G.copy_(plan.direction(work.group, structures, state, G, mine))
+        stack.keep_(part, refresh=work.refresh)
 
     def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:
         if self._curvature is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, ClassVar, cast, overload
 
 import torch
@@ -255,7 +255,7 @@ class RootFreeOptimizer(Optimizer, ABC):
             and all(map(is_, params, memory.params))
             and memory.form == self._form(group)
             and all(map(is_, map(self.state.get, params), memory.rows))
-            and all(row.get(key) is tensor for row, key, tensor in memory.held)
+            and _holds(memory)
             and memory.places == [(p.device, p.dtype, p.shape) for p in params]
         ):
             return memory
@@ -268,9 +268,11 @@ class RootFreeOptimizer(Optimizer, ABC):
             self.state[p] = bring_state(self, p, group)
         places = [(p.device, p.dtype, p.shape) for p in params]
         rows = [self.state[p] for p in params]
-        memory = GroupMemory(group, self._form(group), params, places, rows, [])
+        memory = GroupMemory(group, self._form(group), params, places, rows)
         self._lay_out(memory)
-        memory.held = [(row, key, tensor) for row in rows for key, tensor in row.items()]
+        # At least two keys, or the getter would give no tuple.
+        memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]
+        memory.tensors = [tensor for get, row in memory.held for tensor in get(row)]
         alive = {id(group) for group in self.param_groups}
         kept = {key: known for key, known in self._memories.items() if key in alive}
         # A new dict, not an entry: the class attribute is the empty start of all optimizers.
@@ -359,6 +361,15 @@ class RootFreeOptimizer(Optimizer, ABC):
             for name, p in zip(names, group["params"], strict=True)
         )
         return table_of(described)
+
+
+def _holds(memory: GroupMemory) -> bool:
+    """Whether the state has the very tensors that are remembered."""
+    try:
+        found = [tensor for get, row in memory.held for tensor in get(row)]
+    except KeyError:
+        return False
+    return all(map(is_, found, memory.tensors))
 
 
 def states(work: Work, key: str) -> Tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,8 @@ class GroupMemory:
     params: Tensors
     places: list[Any]  # device, dtype and shape of each
     rows: list[dict[str, Tensor]]  # state[p] of each
-    held: list[tuple[dict[str, Tensor], str, Tensor]]  # all of their tensors
+    held: list[tuple[Callable[..., Tensors], dict[str, Tensor]]] = field(default_factory=list)
+    tensors: Tensors = field(default_factory=list)  # all of theirs, as `held` gets them
     buckets: list[Bucket[Plan]] = field(default_factory=list)
     steps: Tensor | None = None  # how often each was updated, on the CPU
     patterns: list[tuple[list[Kind], list[Work]]] = field(default_factory=list)
