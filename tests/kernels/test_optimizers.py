@@ -9,8 +9,12 @@ import torch
 from torch import nn
 
 import rootfree
+from conformance.curvatures import FromGradients
 from kernels.devices import DEVICE
+from rootfree import DiagonalCurvature, KroneckerCurvature, SumOfOuterProducts
+from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.halves import joined
+from rootfree.kernels.stack import Stack
 
 BF16 = torch.bfloat16
 BATCH = 8
@@ -83,27 +87,179 @@ def assert_alike(models, optimizers, tolerance: float) -> None:
 DIAGONAL = {
     "RFRMSprop": (rootfree.RFRMSprop, {"lr": 0.01}),
     "RFRMSprop-bf16": (rootfree.RFRMSprop, {"lr": 0.01, "state_dtype": BF16}),
+    "RFRMSprop-nesterov": (rootfree.RFRMSprop, {"lr": 0.01, "nesterov": True}),
+    "RFRMSprop-decoupled": (rootfree.RFRMSprop, {"lr": 0.1, "decoupled_weight_decay": True}),
     "RFAdagrad": (rootfree.RFAdagrad, {"lr": 0.1}),
 }
+FULL = {"lr": 0.1, "block_size": 16}
 # bf16 products: a few roundings of 2⁻⁸ a step. bf16 state: a spacing, where rounding was undecided.
 ROWS = {
     **{name: (*row, 2e-3 if "bf16" in name else 1e-5) for name, row in DIAGONAL.items()},
     "IFShampoo": (rootfree.IFShampoo, SHAMPOO, 0.02),
     "IFShampoo-low-memory": (rootfree.IFShampoo, {**SHAMPOO, **LOW_MEMORY}, 0.04),
+    "IFShampoo-rms": (rootfree.IFShampoo, {**SHAMPOO, "update_rms": 0.2}, 0.02),
+    "IFShampoo-nesterov": (rootfree.IFShampoo, {**SHAMPOO, "nesterov": True}, 0.02),
+    "IFShampoo-decoupled": (
+        rootfree.IFShampoo,
+        {**SHAMPOO, "lr": 0.1, "decoupled_weight_decay": True},
+        0.02,
+    ),
     # Gathered and finished by kernels, their directions by the rules.
     "RFShampoo": (rootfree.RFShampoo, {"lr": 0.01, "block_size": 16}, 1e-4),
-    "IFShampoo-rms": (rootfree.IFShampoo, {**SHAMPOO, "update_rms": 0.2}, 1e-6),
-    "IFFullAdagrad": (rootfree.IFFullAdagrad, {"lr": 0.1, "block_size": 16}, 1e-4),
+    "RFShampoo-rms": (rootfree.RFShampoo, {**FULL, "update_rms": 0.2, "nesterov": True}, 1e-4),
+    "RFFullAdagrad": (rootfree.RFFullAdagrad, FULL, 1e-4),
+    "RFFullAdagrad-damped": (
+        rootfree.RFFullAdagrad,
+        {**FULL, "damping": 0.1, "max_update_rms": 0.5, "decoupled_weight_decay": True},
+        1e-4,
+    ),
+    "IFFullAdagrad": (rootfree.IFFullAdagrad, FULL, 1e-4),
+    "IFFullAdagrad-bf16": (
+        rootfree.IFFullAdagrad,
+        {**FULL, "matmul_dtype": BF16, **LOW_MEMORY},
+        0.04,
+    ),
+    "IFFullAdagrad-covariance": (rootfree.IFFullAdagrad, {**FULL, "form": "covariance"}, 1e-4),
 }
+
+
+def stacks(optimizer) -> list:
+    return [stack for work in optimizer._work() for _, stack in work.stacks or []]
+
+
+def assert_paths(models, optimizers) -> None:
+    """Kernels in the first, rules in the second."""
+    assert optimizers[0]._kernels_run(next(models[0].parameters()))
+    assert not optimizers[1]._kernels_run(next(models[1].parameters()))
+    if isinstance(optimizers[0], rootfree.RFRMSprop | rootfree.RFAdagrad):
+        assert all(work.kernel.fits for work in optimizers[0]._work())
+        assert all(work.kernel is None for work in optimizers[1]._work())
+        return
+    for optimizer, kind in zip(optimizers, (FusedStack, Stack), strict=True):
+        assert stacks(optimizer)
+        assert {type(stack) for stack in stacks(optimizer)} == {kind}
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_the_same_trajectory(row):
     make, options, tolerance = ROWS[row]
     models, optimizers = pair(make, **options)
-    assert optimizers[0]._kernel_for(next(models[0].parameters())) is not None
-    assert optimizers[1]._kernel_for(next(models[1].parameters())) is None
     run(models, optimizers, range(4))
+    assert_paths(models, optimizers)
+    assert_alike(models, optimizers, tolerance)
+
+
+# -- curvature that is given -----------------------------------------------------------------
+
+
+class Mixed:
+    """Every form of curvature; the first linear layer is one matrix with its bias."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layer, self.other = model[3], model[5]
+
+    def joint(self):
+        return [(self.layer.weight, self.layer.bias)]
+
+    def check(self, params) -> None:
+        pass
+
+    def used(self) -> None:
+        pass
+
+    def of(self, p, *, batch_size: int):
+        generator = torch.Generator().manual_seed(p.numel())
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(DEVICE)
+
+        if p is self.layer.weight:
+            axes = (p.shape[0], p.shape[1] + 1)
+            roots = [draw(d, d) / d**0.5 for d in axes]
+            return KroneckerCurvature(tuple(A @ A.mT for A in roots), axes)
+        if p is self.other.weight:
+            return SumOfOuterProducts(0.5 * draw(3, *p.shape))
+        if p is self.other.bias:
+            return DiagonalCurvature(draw(*p.shape).square())
+        return None  # B·ggᵀ
+
+
+GIVEN = {
+    "IFShampoo": (rootfree.IFShampoo, {"lr": 0.01, "block_size": 16}, 1e-4),
+    "IFShampoo-bf16": (rootfree.IFShampoo, {**SHAMPOO, "update_rms": 0.2}, 1e-4),
+    "RFShampoo": (rootfree.RFShampoo, {"lr": 0.01, "block_size": 16}, 1e-4),
+    "RFFullAdagrad": (rootfree.RFFullAdagrad, {**FULL, "damping": 0.1}, 1e-4),
+    "IFFullAdagrad": (rootfree.IFFullAdagrad, FULL, 1e-4),
+}
+
+
+def given_pair(row):
+    """A weight and its bias must be in one group."""
+    make, options, tolerance = GIVEN[row]
+    models = [network(), network()]
+    optimizers = [
+        make(
+            model.parameters(),
+            batch_size=BATCH,
+            weight_decay=0.1,
+            fused=fused,
+            curvature=Mixed(model),
+            **options,
+        )
+        for model, fused in zip(models, (True, False), strict=True)
+    ]
+    return models, optimizers, tolerance
+
+
+def assert_joint(optimizer, layer) -> None:
+    """The blocks of the layer have elements of weight and bias."""
+    slots = [
+        slot
+        for stack in stacks(optimizer)
+        for share in stack.shares
+        for slot in share.slots
+        if slot.p is layer.weight
+    ]
+    assert any(piece.p is layer.bias for slot in slots for piece in slot.pieces)
+
+
+@pytest.mark.parametrize("row", GIVEN)
+def test_the_same_trajectory_with_given_curvature(row):
+    """Rules between kernels: directions are the same numbers, in the dtype of the products."""
+    models, optimizers, tolerance = given_pair(row)
+    run(models, optimizers, range(4))
+    assert_paths(models, optimizers)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        assert_joint(optimizer, model[3])
+        assert all(s.bucket.plan.kernel is None for st in stacks(optimizer) for s in st.shares)
+    assert_alike(models, optimizers, tolerance)
+
+
+@pytest.mark.parametrize("form", ["outer products", "kronecker", "diagonal"])
+def test_the_same_trajectory_with_one_form_of_curvature(form):
+    models, optimizers = pair(rootfree.IFShampoo, **SHAMPOO, curvature=FromGradients(form))
+    run(models, optimizers, range(3))
+    assert_paths(models, optimizers)
+    assert_alike(models, optimizers, 1e-4)
+
+
+@pytest.mark.parametrize("missing", ["weight", "bias"])
+@pytest.mark.parametrize("row", ["IFShampoo-bf16", "RFShampoo"])
+def test_half_of_a_joint_pair_without_gradient(row, missing):
+    """It counts as zero in the blocks, and its parameter stays."""
+    models, optimizers, tolerance = given_pair(row)
+
+    def lose(model, i):
+        if i == 1:
+            getattr(model[3], missing).grad = None
+
+    run(models, optimizers, range(1))
+    before = [getattr(model[3], missing).detach().clone() for model in models]
+    run(models, optimizers, range(1, 2), lose)
+    for model, old in zip(models, before, strict=True):
+        assert torch.equal(getattr(model[3], missing), old)
+    run(models, optimizers, range(2, 4))
+    assert_paths(models, optimizers)
     assert_alike(models, optimizers, tolerance)
 
 
@@ -120,7 +276,7 @@ def test_the_same_trajectory_of_adamw(state):
     assert_alike(models, optimizers, 1e-5 if state is None else 2e-3)
 
 
-@pytest.mark.parametrize("row", ["RFRMSprop", "IFShampoo"])
+@pytest.mark.parametrize("row", ["RFRMSprop", "IFShampoo", "IFShampoo-rms", "IFFullAdagrad"])
 def test_gradients_that_are_missing_on_some_steps(row):
     make, options, tolerance = ROWS[row]
     models, optimizers = pair(make, **options)
@@ -133,7 +289,9 @@ def test_gradients_that_are_missing_on_some_steps(row):
     assert_alike(models, optimizers, tolerance)
 
 
-@pytest.mark.parametrize("row", ["RFRMSprop", "RFRMSprop-bf16", "IFShampoo-low-memory"])
+@pytest.mark.parametrize(
+    "row", ["RFRMSprop", "RFRMSprop-bf16", "IFShampoo-low-memory", "IFShampoo-rms", "RFShampoo-rms"]
+)
 def test_channels_last(row):
     make, options, tolerance = ROWS[row]
     models = [network().to(memory_format=torch.channels_last) for _ in range(2)]
