@@ -25,6 +25,7 @@ from rootfree.rules.momentum import Tail
 from rootfree.structures import Dense, Diagonal, Structure
 
 Group = dict[str, Any]
+State = dict[str, Tensor]
 Structures = tuple[Structure, ...]
 
 #: U of a stack of gradients: (group, structures, state, G, H) -> U. H is the curvature that the

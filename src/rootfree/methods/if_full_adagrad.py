@@ -9,23 +9,19 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, Curvature, OuterProducts
+from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import direction, factor_state, product_dtype
 from rootfree.rules import full_matrix as rules
-from rootfree.shell.block_optimizer import BlockOptimizer, Structures
+from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.checks import OneOf
-from rootfree.shell.optimizer import Group
 from rootfree.shell.options import INVERSE_FREE_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
 
 
 def _direction(
-    group: Group,
-    structures: Structures,
-    state: dict[str, Tensor],
-    G: Tensor,
-    H: BlockCurvature | None,
+    group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
     if group["form"] == "factor":
         return direction(group, structures, state, G, H)
@@ -127,16 +123,12 @@ class IFFullAdagrad(BlockOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        given = locals()
-        options = {name: given[name] for name in self.options}
-        super().__init__(params, options, curvature=curvature, fused=fused, capturable=capturable)
+        super().__init__(params, locals())
 
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
         return flat_tiles(self._pairs.shape_of(p), block_size=group["block_size"])
 
-    def _block_state(
-        self, p: Tensor, tile: Tile, structures: Structures, group: Group
-    ) -> dict[str, Tensor]:
+    def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         if group["form"] == "factor":
             return factor_state(p, tile, structures, group, salt=len(self.state))
         return {

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import Curvature
+from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import direction, factor_state, product_dtype
-from rootfree.shell.block_optimizer import BlockOptimizer, Structures
-from rootfree.shell.optimizer import Group
+from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.options import INVERSE_FREE_OPTIONS
 
 
@@ -30,10 +30,9 @@ class IFShampoo(BlockOptimizer):
         M  <- α₁ M + U + κ W
         W  <- W - β₁ M
 
-    There is no root, no inverse and no eigendecomposition, so it runs in bfloat16 and cannot fail
-    to converge. Tensors of any order are taken: axes of size one are dropped, small input axes
-    merged, axes longer than ``block_size`` cut into blocks, and blocks of equal shape go through
-    one batched call.
+    There is no root and no inverse, so it runs in bfloat16, and there is no decomposition that
+    could fail. It accepts tensors of any order: axes of size one are dropped, small input axes are
+    merged, and axes longer than ``block_size`` are cut. Blocks of equal shape share batched calls.
 
     Args:
         params: parameters, named parameters or groups, as for every torch optimizer.
@@ -44,7 +43,10 @@ class IFShampoo(BlockOptimizer):
         momentum: α₁, heavy-ball momentum on the direction, without dampening.
         riemannian_momentum: α₂, momentum on the tangent vector of the factors (costs their memory).
         damping: λ, added to the curvature.
-        weight_decay: κ, added to the direction; with ``update_rms`` decoupled.
+        weight_decay: κ.
+        nesterov: the step is U + α₁M in place of M.
+        decoupled_weight_decay: False: κW enters the momentum, as in the paper. True, and always
+            with ``update_rms``: W <- (1 - β₁κ)W.
         gamma: γ, 1 averages the curvature (Shampoo as RMSProp), 0 sums it (as AdaGrad).
         update_every: T, or a schedule: "logarithmic" and "logarithmic:<T>" refresh at every step
             early and ever more rarely (at most every T-th step) later; "module:function" names a
@@ -52,12 +54,11 @@ class IFShampoo(BlockOptimizer):
         structure: "auto", a name, a tuple of names (one per axis), or a dict from the number of
             axes to either. Names: dense, diagonal, block_diagonal:<k>, lower_triangular,
             upper_triangular, hierarchical:<k>, lower_toeplitz, upper_toeplitz. "auto" is dense,
-            but diagonal for vectors and for axes as long as a vocabulary.
+            but diagonal for vectors; for embeddings see :func:`rootfree.parameter_groups`.
         block_size: longer axes are cut into nearly equal blocks, and input axes merged up to this
             size; None: neither.
-        factor_dtype: dtype of the factors. None: float32 (float64 for float64 parameters); the
-            kernels keep such a matrix in two halves, "upper0" and "lower0" in place of "factor0" in
-            the state. ``torch.bfloat16`` halves their memory and rounds stochastically.
+        factor_dtype: dtype of the factors. None: float32 (float64 for float64 parameters).
+            ``torch.bfloat16`` halves their memory and rounds stochastically.
         matmul_dtype: dtype of the matrix products. None: bfloat16 on CUDA, float32 elsewhere.
         factor_norm: "spectral" (the rate does not depend on the width), "frobenius" (the paper's),
             or None (no normalisation: for studies of the plain rule).
@@ -71,23 +72,17 @@ class IFShampoo(BlockOptimizer):
         curvature: where H comes from, a :class:`rootfree.Curvature` such as a recorder of KFAC
             factors, in place of B·ggᵀ: hₙ then has the partial trace of KᵀHK. It is not part of
             the checkpoint.
-        fused: None: fused kernels where Triton and a GPU are there; True insists, False does not
-            use them. They take dense factors with bf16 products, and diagonal ones of vectors;
-            what else there is goes through batched torch functions. Models of up to 34 million
-            parameters have their directions replayed from CUDA graphs.
+        fused: None: fused kernels on a GPU with Triton; True requires them, False disables them.
+            Gathering and the tail of a step always have kernels; directions have them for dense
+            factors with bf16 products and for vectors, and use batched torch operations otherwise.
+            Models of up to 34 million parameters replay their directions from CUDA graphs.
         capturable: as in :class:`rootfree.RFRMSprop`.
 
     With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
     init_scale=1.0, max_update_rms=None`` this is the paper's method, on every parameter. For low
     memory take ``factor_dtype=torch.bfloat16, state_dtype=torch.bfloat16``.
 
-    The defaults were chosen on a byte-level transformer with 10.7 million parameters (1,200 steps
-    of 16,384 tokens, linear decay) and a ResNet-18 on 10,000 CIFAR-10 images (30 epochs), one seed:
-    they gave validation loss 1.100, where AdamW at the best of three step sizes gave 1.166 and Muon
-    1.096, and with ``weight_decay=0.1`` 18.6 % test error, AdamW's 18.6 %. The cap on the update is
-    not felt there (1.099, and 1.098 with a cap of 10, in one version), but keeps larger step sizes
-    from diverging. With AdamW's habits, ``lr=2e-3, precond_lr=0.3, damping=1e-5, update_rms=0.2``
-    gave 1.114.
+    The page *Choosing an optimizer* says how the defaults were chosen, and what else was tried.
 
     Example:
         >>> import torch, rootfree
@@ -132,18 +127,14 @@ class IFShampoo(BlockOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        given = locals()
-        options = {name: given[name] for name in self.options}
-        super().__init__(params, options, curvature=curvature, fused=fused, capturable=capturable)
+        super().__init__(params, locals())
 
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
         return structured_tiles(
             self._pairs.shape_of(p), structure=group["structure"], block_size=group["block_size"]
         )
 
-    def _block_state(
-        self, p: Tensor, tile: Tile, structures: Structures, group: Group
-    ) -> dict[str, Tensor]:
+    def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         return factor_state(p, tile, structures, group, salt=len(self.state))
 
     def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:

@@ -17,24 +17,22 @@ import torch
 from torch import Tensor
 
 from rootfree.curvature import BlockCurvature
+from rootfree.kernels.plan import Group, State, Structures
 from rootfree.kernels.rounding import stochastic_round_
 from rootfree.layout.tiles import Tile
 from rootfree.rules.if_shampoo import move_factors_, precondition, tangents
 from rootfree.shell.parameter_state import rounding_counters, working_dtype
-from rootfree.structures import Diagonal, Structure, frobenius_norm, per_block
-
-Group = dict[str, Any]
-Structures = tuple[Structure, ...]
+from rootfree.structures import Diagonal, frobenius_norm, per_block
 
 
 def factor_state(
     p: Tensor, tile: Tile, structures: Structures, group: Group, *, salt: int
-) -> dict[str, Tensor]:
+) -> State:
     """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; what start and rounding keep."""
     b, wide, device = tile.blocks, working_dtype(p), p.device
     dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
     scale = 1.0 if group["init_scale"] == "gradient" else group["init_scale"]
-    state: dict[str, Tensor] = {}
+    state: State = {}
     for n, structure in enumerate(structures):
         state[f"factor{n}"] = structure.identity(b, dtype=dtype, device=device) * scale
         if group["riemannian_momentum"] > 0:
@@ -47,11 +45,7 @@ def factor_state(
 
 
 def direction(
-    group: Group,
-    structures: Structures,
-    state: dict[str, Tensor],
-    G: Tensor,
-    H: BlockCurvature | None,
+    group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
     """U of a stack of gradients G; the factors first move by H, if there is one.  Changes state."""
     half = group["matmul_dtype"] == torch.float16 and G.dtype != torch.float64
@@ -70,7 +64,7 @@ def direction(
 def _refresh_(
     group: Group,
     structures: Structures,
-    state: dict[str, Tensor],
+    state: State,
     H: BlockCurvature,
     sizes: Sequence[int],
     dtype: torch.dtype,
@@ -103,7 +97,7 @@ def _refresh_(
 def _norm(
     group: Group,
     structures: Structures,
-    state: dict[str, Tensor],
+    state: State,
     dtype: torch.dtype,
     n: int,
     m: Tensor,
@@ -120,7 +114,7 @@ def _norm(
     return norm
 
 
-def _start_(structures: Structures, state: dict[str, Tensor], root: Tensor) -> None:
+def _start_(structures: Structures, state: State, root: Tensor) -> None:
     """Kₙ <- (tr H/D)^{-1/(2N)}·I in blocks that meet their first curvature which is not zero.
 
     `root` (b,) is √(tr H/D); for H = B·ggᵀ that is √(B·mean(G²)).
@@ -137,7 +131,7 @@ def _start_(structures: Structures, state: dict[str, Tensor], root: Tensor) -> N
 
 
 def _operands(
-    structures: Structures, state: dict[str, Tensor], dtype: torch.dtype
+    structures: Structures, state: State, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Any]]:
     """The factors in the dtype of the products, and the numbers (b,) that they were divided by.
 

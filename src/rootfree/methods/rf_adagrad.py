@@ -21,13 +21,9 @@ class RFAdagrad(DiagonalOptimizer):
         m <- α₁ m + g/(s + λ) + κ p
         p <- p - β₁ m                     s starts at 1, m at 0
 
-    The preconditioner only grows, so the steps shrink by themselves, as 1/t: made for convex
-    problems and sparse features. The arguments are those of :class:`rootfree.RFRMSprop`;
-    ``precond_lr`` (β₂) may be any non-negative number here, since nothing is averaged.
-
-    The defaults are the best of a grid over both problems that :class:`rootfree.RFRMSprop` names
-    (49.7 % test error on the CNN, loss 2.40 on the transformer): it trains them, but for networks
-    the methods that average are the better choice.
+    The preconditioner only grows, so the steps shrink as 1/t. It is made for convex problems and
+    sparse features; on networks the methods that average do better. The arguments are those of
+    :class:`rootfree.RFRMSprop`; ``precond_lr`` may be any non-negative number.
 
     Example:
         >>> import torch, rootfree
@@ -58,6 +54,4 @@ class RFAdagrad(DiagonalOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        given = locals()
-        defaults = {name: given[name] for name in self.options}
-        super().__init__(params, defaults, curvature=curvature, fused=fused, capturable=capturable)
+        super().__init__(params, locals())

@@ -9,24 +9,20 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, Curvature
+from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules import full_matrix as rules
 from rootfree.rules.rf_shampoo import inverse
-from rootfree.shell.block_optimizer import BlockOptimizer, Structures
+from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.checks import Real
-from rootfree.shell.optimizer import Group
 from rootfree.shell.options import BLOCK_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
 
 
 def _direction(
-    group: Group,
-    structures: Structures,
-    state: dict[str, Tensor],
-    G: Tensor,
-    H: BlockCurvature | None,
+    group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
     S_inv, beta2, gamma = state["inverse"], group["precond_lr"], group["gamma"]
     if H is not None and "factor" in state:
@@ -89,9 +85,7 @@ class RFFullAdagrad(BlockOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        given = locals()
-        options = {name: given[name] for name in self.options}
-        super().__init__(params, options, curvature=curvature, fused=fused, capturable=capturable)
+        super().__init__(params, locals())
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
         values = super()._checked_options(group)
@@ -105,9 +99,7 @@ class RFFullAdagrad(BlockOptimizer):
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
         return flat_tiles(self._pairs.shape_of(p), block_size=group["block_size"])
 
-    def _block_state(
-        self, p: Tensor, tile: Tile, structures: Structures, group: Group
-    ) -> dict[str, Tensor]:
+    def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         (dense,) = structures
         # S is kept beside its inverse, unless the inverse can be updated alone: by rank one.
         rank_one = group["damping"] == 0 and self._curvature is None

@@ -7,21 +7,17 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, Curvature
+from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.rules import rf_shampoo
-from rootfree.shell.block_optimizer import BlockOptimizer, Structures
-from rootfree.shell.optimizer import Group
+from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.options import BLOCK_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
 
 
 def _direction(
-    group: Group,
-    structures: Structures,
-    state: dict[str, Tensor],
-    G: Tensor,
-    H: BlockCurvature | None,
+    group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
     axes = range(len(structures))
     inverses = [state[f"inverse{n}"] for n in axes]
@@ -45,11 +41,9 @@ class RFShampoo(BlockOptimizer):
         Sₙ <- (1 - β₂γ)Sₙ + β₂/D₋ₙ·(B·G₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]G₍ₙ₎ᵀ + λ ∏_{j≠n} tr(Sⱼ⁻¹)·I)
         U  = G with Sₙ⁻¹ applied on every axis n;   M <- α₁ M + U + κ W;   W <- W - β₁ M
 
-    It is what :class:`rootfree.IFShampoo` does to first order, with exact inverses: the one to
-    compare with. It is slower, needs float32 or float64, and twice the memory. The arguments are
-    those of IFShampoo, less what belongs to its factors; ``precond_lr`` may be up to 1.
-
-    The defaults are IFShampoo's.
+    :class:`rootfree.IFShampoo` approximates this method to first order. Use it as a reference: it
+    is slower, needs float32 or float64, and takes twice the memory. It has the arguments and
+    defaults of IFShampoo, except those of the factors; ``precond_lr`` may be up to 1.
 
     Example:
         >>> import torch, rootfree
@@ -85,18 +79,14 @@ class RFShampoo(BlockOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
     ) -> None:
-        given = locals()
-        options = {name: given[name] for name in self.options}
-        super().__init__(params, options, curvature=curvature, fused=fused, capturable=capturable)
+        super().__init__(params, locals())
 
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
         return structured_tiles(
             self._pairs.shape_of(p), structure="dense", block_size=group["block_size"]
         )
 
-    def _block_state(
-        self, p: Tensor, tile: Tile, structures: Structures, group: Group
-    ) -> dict[str, Tensor]:
+    def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         dtype = working_dtype(p)
         return {
             f"{name}{n}": s.identity(tile.blocks, dtype=dtype, device=p.device)

@@ -18,7 +18,7 @@ from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.graphs import Recordings, side_by_side
 from rootfree.kernels.halves import in_halves, joined
-from rootfree.kernels.plan import Plan, make_plan
+from rootfree.kernels.plan import Plan, State, Structures, make_plan
 from rootfree.kernels.stack import Part, Stack, portions
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.layout.tiles import Tile
@@ -28,9 +28,6 @@ from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.schedules import schedule
 from rootfree.shell.work import GroupMemory, Work
-from rootfree.structures import Structure
-
-Structures = tuple[Structure, ...]
 
 # Models of at most so many elements have their directions replayed from CUDA graphs. These hold
 # their temporaries, up to seven bytes an element; larger models keep the device busy without.
@@ -57,19 +54,13 @@ class BlockOptimizer(RootFreeOptimizer):
         """How `p` is cut, and the structure of the factor of each axis."""
 
     @abstractmethod
-    def _block_state(
-        self, p: Tensor, tile: Tile, structures: Structures, group: Group
-    ) -> dict[str, Tensor]:
+    def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         """State of the tile's blocks; every tensor has the blocks as its first axis."""
 
     @staticmethod
     @abstractmethod
     def _direction(
-        group: Group,
-        structures: Structures,
-        state: dict[str, Tensor],
-        G: Tensor,
-        H: BlockCurvature | None,
+        group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
     ) -> Tensor:
         """The rule: U of a stack of gradients; H, if any, refreshes the state first, in place."""
 
@@ -79,11 +70,11 @@ class BlockOptimizer(RootFreeOptimizer):
 
     # -- state -------------------------------------------------------------------------------
 
-    def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = {}
+    def _init_state(self, p: Tensor, group: Group) -> State:
+        state: State = {}
         for prefix, tile, structures in self._cut(p, group):
-            for name, tensor in self._block_state(p, tile, structures, group).items():
-                state[prefix + name] = tensor
+            blocks = self._block_state(p, tile, structures, group)
+            state.update({prefix + name: tensor for name, tensor in blocks.items()})
         fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
         # How often p was updated; on the CPU, where it is read.
         state["step"] = torch.zeros((), dtype=torch.int64)

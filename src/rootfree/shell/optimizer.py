@@ -22,7 +22,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from rootfree.curvature import Curvature, CurvatureSource
+from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices, kernels_run
 from rootfree.layout.joint import JointPairs
 from rootfree.rules.momentum import Tail
@@ -64,23 +64,16 @@ class RootFreeOptimizer(Optimizer, ABC):
     _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
     _pairs = JointPairs()  #: weights and biases that the curvature treats as one matrix
 
-    def __init__(
-        self,
-        params: ParamsT,
-        defaults: dict[str, Any],
-        *,
-        curvature: Curvature | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-    ) -> None:
-        kernel_devices(fused)  # what is no value of it is refused
-        self._fused = fused
-        self._capturable = capturable
-        if curvature is not None:
-            self._curvature = CurvatureSource(curvature)
+    def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
+        """`given`: the arguments of the method's constructor, by name."""
+        kernel_devices(given["fused"])  # what is no value of it is refused
+        self._fused, self._capturable = given["fused"], given["capturable"]
+        if given["curvature"] is not None:
+            self._curvature = CurvatureSource(given["curvature"])
             self._pairs = self._curvature.pairs
         # The method's name travels in the checkpoint, so that another method's is refused.
-        super().__init__(params, {**defaults, "method": type(self).__name__})
+        options = {name: given[name] for name in self.options}
+        super().__init__(params, {**options, "method": type(self).__name__})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
