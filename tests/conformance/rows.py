@@ -41,6 +41,11 @@ ROWS = [
     Row("RFRMSprop", rootfree.RFRMSprop, {"lr": 0.01, "weight_decay": 1e-4}),
     Row("RFRMSprop-plain", rootfree.RFRMSprop, {"lr": 0.05, "momentum": 0.0}),
     Row("RFRMSprop-bf16", rootfree.RFRMSprop, {"lr": 0.01, "state_dtype": torch.bfloat16}),
+    Row(
+        "RFRMSprop-nesterov",
+        rootfree.RFRMSprop,
+        {"lr": 0.01, "weight_decay": 1e-4, "nesterov": True},
+    ),
     Row("RFAdagrad", rootfree.RFAdagrad, {"lr": 0.5, "precond_lr": 0.05}),
     Row("RFAdamW", rootfree.RFAdamW, {"lr": 0.05, "weight_decay": 1e-3}),
     Row("RFAdamW-bf16", rootfree.RFAdamW, {"lr": 0.05, "state_dtype": torch.bfloat16}),
@@ -56,6 +61,11 @@ ROWS = [
     Row("IFShampoo", rootfree.IFShampoo, {"lr": 0.006, "block_size": 24, "weight_decay": 1e-4}),
     Row("IFShampoo-paper", rootfree.IFShampoo, {"lr": 0.01, "precond_lr": 0.5, **PAPER}),
     Row("IFShampoo-rms", rootfree.IFShampoo, {"lr": 0.05, "update_rms": 0.2, "weight_decay": 0.1}),
+    Row(
+        "IFShampoo-nesterov",
+        rootfree.IFShampoo,
+        {"lr": 0.006, "weight_decay": 1e-2, "nesterov": True, "decoupled_weight_decay": True},
+    ),
     Row(
         "IFShampoo-structured",
         rootfree.IFShampoo,

@@ -22,6 +22,8 @@ class Common(TypedDict, total=False):
     lr: float  # β₁
     momentum: float  # α₁
     weight_decay: float  # κ
+    nesterov: bool
+    decoupled_weight_decay: bool
     update_every: int | Callable[[int], bool]  # T
     update_rms: float | None
     max_update_rms: float | None
@@ -30,12 +32,14 @@ class Common(TypedDict, total=False):
 class MomentumOracle(ABC):
     """One parameter under one method: refresh (at steps 0, T, 2T, ...), direction, momentum, step.
 
-    The paper's step (update_rms None):   M <- α₁M + U + κW;   W <- W - β₁M
-    With update_rms r:                    M <- α₁M + U;        W <- (1 - β₁κ)W - β₁ r M / rms(M)
-    With max_update_rms c, before either: U <- U min(1, c / rms(U))
+    The paper's step:              M <- α₁M + U + κW;   step = M;   W <- W - β₁·step
+    With Nesterov's momentum:      M as before;         step = U + κW + α₁M
+    With decoupled decay:          κW is in neither;    W <- (1 - β₁κ)W - β₁·step
+    With update_rms r, which always decouples:          W <- (1 - β₁κ)W - β₁ r step / rms(step)
+    With max_update_rms c, before all of it:            U <- U min(1, c / rms(U))
 
-    U = 0 and M = 0 are left as they are (no division by a zero RMS). `lr`, `batch_size` and the
-    other numbers are plain attributes: assign between steps to follow a schedule.
+    U = 0 and a zero step are left as they are (no division by a zero RMS). `lr`, `batch_size` and
+    the other numbers are plain attributes: assign between steps to follow a schedule.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class MomentumOracle(ABC):
         lr: float,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
+        nesterov: bool = False,
+        decoupled_weight_decay: bool = False,
         update_every: int | Callable[[int], bool] = 1,
         update_rms: float | None = None,
         max_update_rms: float | None = None,
@@ -54,6 +60,8 @@ class MomentumOracle(ABC):
         self.lr = lr
         self.momentum = momentum
         self.weight_decay = weight_decay
+        self.nesterov = nesterov
+        self.decoupled_weight_decay = decoupled_weight_decay
         self.update_every = update_every
         self.update_rms = update_rms
         self.max_update_rms = max_update_rms
@@ -67,15 +75,16 @@ class MomentumOracle(ABC):
         u = self.direction(grad)
         if self.max_update_rms is not None and rms(u) > self.max_update_rms:
             u = u * (self.max_update_rms / rms(u))
-        if self.update_rms is None:
-            self.buffer = self.momentum * self.buffer + u + self.weight_decay * self.param
-            self.param = self.param - self.lr * self.buffer
-        else:
-            self.buffer = self.momentum * self.buffer + u
-            size = rms(self.buffer)
-            unit = self.buffer / size if size > 0 else self.buffer
+        decoupled = self.decoupled_weight_decay or self.update_rms is not None
+        if not decoupled:
+            u = u + self.weight_decay * self.param
+        self.buffer = self.momentum * self.buffer + u
+        step = u + self.momentum * self.buffer if self.nesterov else self.buffer
+        if self.update_rms is not None and rms(step) > 0:
+            step = step * (self.update_rms / rms(step))
+        if decoupled:
             self.param = (1 - self.lr * self.weight_decay) * self.param
-            self.param = self.param - self.lr * self.update_rms * unit
+        self.param = self.param - self.lr * step
         self.param = np.asarray(self.param)  # arithmetic turns arrays without axes into scalars
         self.buffer = np.asarray(self.buffer)
         self.steps += 1

@@ -162,6 +162,34 @@ def test_heavy_ball_and_decay() -> None:
     assert oracle.step(np.array([1.0]))[0] == pytest.approx(w - 0.1 * m, rel=1e-15)
 
 
+def by_hand(**options: Any) -> tuple[float, float]:
+    """Two steps of the above with Nesterov's momentum or decoupled decay, from W = 1."""
+    common = {"lr": 0.1, "precond_lr": 0.5, "damping": 0.1, "batch_size": 2.0, "momentum": 0.9}
+    oracle = RFAdaGradOracle(np.array([1.0]), weight_decay=0.2, **common, **options)
+    return oracle.step(np.array([2.0]))[0], oracle.step(np.array([1.0]))[0]
+
+
+def test_nesterov_by_hand() -> None:
+    """v = U + κW, M <- 0.9M + v, W <- W - 0.1(v + 0.9M)."""
+    v = 2.0 / 5.1 + 0.2
+    first = 1.0 - 0.1 * (v + 0.9 * v)
+    m, v = v, 1.0 / 6.1 + 0.2 * first
+    second = first - 0.1 * (v + 0.9 * (0.9 * m + v))
+    assert by_hand(nesterov=True) == pytest.approx((first, second), rel=1e-15)
+
+
+def test_decoupled_decay_by_hand() -> None:
+    """M <- 0.9M + U, W <- 0.98W - 0.1M; with Nesterov W <- 0.98W - 0.1(U + 0.9M)."""
+    u, v = 2.0 / 5.1, 1.0 / 6.1
+    first = 0.98 - 0.1 * u
+    second = 0.98 * first - 0.1 * (0.9 * u + v)
+    assert by_hand(decoupled_weight_decay=True) == pytest.approx((first, second), rel=1e-15)
+    first = 0.98 - 0.1 * (u + 0.9 * u)
+    second = 0.98 * first - 0.1 * (v + 0.9 * (0.9 * u + v))
+    found = by_hand(decoupled_weight_decay=True, nesterov=True)
+    assert found == pytest.approx((first, second), rel=1e-15)
+
+
 def test_rf_adamw_by_hand() -> None:
     oracle = RFAdamWOracle(
         np.array([1.0]),

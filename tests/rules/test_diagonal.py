@@ -123,6 +123,25 @@ def test_each_term_can_be_left_out(method, without):
     assert difference(method, {**BALANCED, **without}) < AGREES
 
 
+TAILS = [
+    {"nesterov": True},
+    {"nesterov": True, "momentum": 0.0},
+    {"decoupled_weight_decay": True},
+    {"nesterov": True, "decoupled_weight_decay": True},
+]
+
+
+@pytest.mark.parametrize("changes", TAILS, ids=str)
+@pytest.mark.parametrize("name", ["RFRMSprop", "RFAdagrad"])
+def test_nesterov_and_decoupled_decay(name, changes):
+    options = {**BALANCED, **changes}
+    assert difference(METHODS[name], options) < AGREES
+    for option in ("nesterov", "decoupled_weight_decay"):
+        if changes.get(option) and options["momentum"] > 0:
+            off = difference(METHODS[name], options, oracle_options={option: False})
+            assert off > 1e6 * AGREES
+
+
 PERTURBED = {
     "B": {"batch_size": 101},
     "start": {"initial": 1.01},

@@ -32,6 +32,8 @@ BALANCED: dict[str, Any] = {
     "momentum": 0.8,
     "damping": 0.3,
     "weight_decay": 0.1,
+    "nesterov": False,
+    "decoupled_weight_decay": False,
     "gamma": 0.5,
     "update_every": 1,
     "update_rms": None,
@@ -81,6 +83,12 @@ def test_any_number_of_axes(method, shape):
         {"max_update_rms": 0.1},
         {"max_update_rms": 100.0},
         {"update_rms": 0.2, "max_update_rms": 0.1},
+        {"nesterov": True},
+        {"nesterov": True, "momentum": 0.0},
+        {"decoupled_weight_decay": True},
+        {"decoupled_weight_decay": True, "momentum": 0.0},
+        {"nesterov": True, "decoupled_weight_decay": True, "max_update_rms": 0.1},
+        {"nesterov": True, "update_rms": 0.2, "max_update_rms": 0.1},
     ],
     ids=str,
 )
@@ -195,6 +203,8 @@ common_words = st.fixed_dictionaries(
         "update_every": st.sampled_from([1, 3, SCHEDULE]),
         "update_rms": st.sampled_from([None, 0.2]),
         "max_update_rms": st.sampled_from([None, 0.1, 10.0]),
+        "nesterov": st.booleans(),
+        "decoupled_weight_decay": st.booleans(),
     }
 )
 inverse_free_words = st.fixed_dictionaries(
@@ -245,6 +255,8 @@ PERTURBED = {
     "precond_lr": 0.101,
     "momentum": 0.808,
     "weight_decay": 0.101,
+    "nesterov": True,
+    "decoupled_weight_decay": True,
     "init_scale": 0.808,
     "riemannian_momentum": 0.505,
     "factor_norm": "spectral",
