@@ -43,13 +43,7 @@ class FusedDiagonal:
         self._numbers.send(tuple(map(float, numbers)))
 
     def update_(
-        self,
-        update: str,
-        gs: Tensors,
-        ss: Tensors,
-        ms: Tensors,
-        counters: Tensors,
-        tail: Tail,
+        self, update: str, gs: Tensors, ss: Tensors, ms: Tensors, counters: Tensors, tail: Tail
     ) -> bool:
         """Update parameters, ss, ms, counters in place; False, with nothing done: they do not fit.
 
@@ -64,27 +58,16 @@ class FusedDiagonal:
         kernels = triton_kernels()
         with torch.cuda.device_of(ps[0]):
             launch(
-                kernels.diagonal.diagonal_kernel,
-                len(self._items),
-                self._items,
-                self._sizes,
-                self._state.tensor,
-                self._gradients.tensor,
+                kernels.diagonal.diagonal_kernel, len(self._items),
+                self._items, self._sizes, self._state.tensor, self._gradients.tensor,
                 lr if isinstance(lr, Tensor) and lr.is_cuda else self._numbers.tensor,
-                self._numbers.tensor,
-                len(ps),
-                P=kernels.dtype(ps[0]),
-                G=kernels.dtype(gs[0]),
-                S=kernels.dtype(ss[0]),
-                UPDATE=kernels.diagonal.UPDATES[update],
-                MOMENTUM=bool(ms),
-                NESTEROV=bool(ms) and tail.nesterov,
-                DECOUPLED=tail.decoupled,
+                self._numbers.tensor, len(ps),
+                P=kernels.dtype(ps[0]), G=kernels.dtype(gs[0]), S=kernels.dtype(ss[0]),
+                UPDATE=kernels.diagonal.UPDATES[update], MOMENTUM=bool(ms),
+                NESTEROV=bool(ms) and tail.nesterov, DECOUPLED=tail.decoupled,
                 ALIGNED=self._state.aligned and self._gradients.aligned,
-                CHUNK=CHUNK,
-                BLOCK=BLOCK,
-                num_warps=WARPS,
-            )
+                CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
+            )  # fmt: skip
         if counters:
             torch._foreach_add_(counters, 2 if ms else 1)
         for kind in (ps, ss, ms):  # autograd must know that they changed

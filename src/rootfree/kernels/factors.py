@@ -68,21 +68,11 @@ def _vectors_(
 ) -> None:
     k = state["factor0"]
     launch(
-        triton_kernels().factors.vector_kernel,
-        len(G),
-        G,
-        k,
-        state.get("started", k),
-        state.get("rounding", k),
-        numbers,
-        G.shape[1],
+        triton_kernels().factors.vector_kernel, len(G),
+        G, k, state.get("started", k), state.get("rounding", k), numbers, G.shape[1],
         site=(*_site(G, state, None, norm), refresh),
-        REFRESH=refresh,
-        START="started" in state,
-        NORM=norm or "none",
-        BLOCK=1024,
-        num_warps=4,
-    )
+        REFRESH=refresh, START="started" in state, NORM=norm or "none", BLOCK=1024, num_warps=4,
+    )  # fmt: skip
 
 
 def _site(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:

@@ -40,12 +40,12 @@ class FusedStack:
     """Blocks of some buckets, one after the other, and the tables that say where they belong."""
 
     def __init__(
-        self, ps: list[Tensor], buckets: list[Bucket[Any]], recordings: Recordings | None
+        self, ps: list[Tensor], buckets: list[Bucket[Any]], recordings: Recordings | None = None
     ) -> None:
         self.ps = ps
         self.shares = shares_of(ps, buckets)
         self._dtype = self.shares[0].bucket.plan.dtype
-        self._recordings = recordings
+        self._recordings = recordings  # None: nothing is replayed
         self._kept: tuple[Tensor, Tensor] | None = None
         self._lay_out()
 
@@ -135,19 +135,11 @@ class FusedStack:
         G = kernels.dtype(gs[0])
         for items, count, regular in self._launches(self._gradients.aligned):
             launch(
-                kernels.blocks.gather_kernel,
-                count,
-                items,
-                self._rectangles,
-                self._gradients.tensor,
-                self._values,
-                self._squares,
+                kernels.blocks.gather_kernel, count,
+                items, self._rectangles, self._gradients.tensor, self._values, self._squares,
                 site=(*self._site, G, squares, regular),
-                G=G,
-                SQUARES=squares,
-                ALIGNED=regular,
-                **_PROGRAM,
-            )
+                G=G, SQUARES=squares, ALIGNED=regular, **_PROGRAM,
+            )  # fmt: skip
 
     def _make_room(self) -> None:
         """Memory for blocks and sums: the same at every step where they are replayed."""
@@ -177,7 +169,12 @@ class FusedStack:
             work()
         else:
             slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
-            recordings((id(self), *kind, *slabs), work, held=self)
+            recordings((*kind, *slabs), work)
+
+    def release(self) -> None:
+        """Drop recorded graphs."""
+        if self._recordings is not None:
+            self._recordings.release()
 
     def _recordings_now(self) -> Recordings | None:
         """None also where somebody records the whole step."""
@@ -234,15 +231,9 @@ class FusedStack:
         site = (*self._site, rate.dtype, rate.data_ptr() % 16, count, *constants.values())
         for items, programs, regular in self._launches(self._state.aligned):
             launch(
-                kernels.blocks.tail_kernel,
-                programs,
-                items,
-                *arguments,
-                count,
-                site=(*site, regular),
-                ALIGNED=regular,
-                **constants,
-            )
+                kernels.blocks.tail_kernel, programs, items, *arguments, count,
+                site=(*site, regular), ALIGNED=regular, **constants,
+            )  # fmt: skip
         for kind, copies in zip((ps, ms), moved, strict=True):
             for t, copy in zip(kind, copies, strict=True):
                 if copy is not t:
@@ -263,34 +254,17 @@ class FusedStack:
         site = (*self._site, len(self.ps), of_step, *constants.values())
         for items, count, regular in self._launches(self._state.aligned or not of_step):
             launch(
-                kernels.blocks.squares_kernel,
-                -(-count // _SEVERAL),
-                items,
-                *arguments[:4],
-                self.numbers.tensor,
-                sums[done:],
-                len(self.ps),
-                count,
+                kernels.blocks.squares_kernel, -(-count // _SEVERAL),
+                items, *arguments[:4], self.numbers.tensor, sums[done:], len(self.ps), count,
                 site=(*site, done % 2, regular),
-                OF_STEP=of_step,
-                SEVERAL=_SEVERAL,
-                ALIGNED=regular,
-                **constants,
-            )
+                OF_STEP=of_step, SEVERAL=_SEVERAL, ALIGNED=regular, **constants,
+            )  # fmt: skip
             done += count
         launch(
-            kernels.blocks.scale_kernel,
-            len(self.ps),
-            sums,
-            self._spans,
-            self._sizes,
-            self.numbers.tensor,
-            scales,
-            len(self.ps),
-            site=site,
-            OF_STEP=of_step,
-            BLOCK=512,
-        )
+            kernels.blocks.scale_kernel, len(self.ps),
+            sums, self._spans, self._sizes, self.numbers.tensor, scales, len(self.ps),
+            site=site, OF_STEP=of_step, BLOCK=512,
+        )  # fmt: skip
 
     def _launches(self, regular: bool) -> list[tuple[Tensor, int, bool]]:
         """Items in one or two launches: those that may be read eight at a time, and the others."""

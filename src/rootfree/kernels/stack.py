@@ -93,6 +93,9 @@ class Stack:
         """Do work on the parts (the kernels may replay it)."""
         work()
 
+    def release(self) -> None:
+        """Nothing is recorded here."""
+
     def parts(self) -> Iterator[Part]:
         """Each share with its gradients."""
         for share, copies, holes in zip(self.shares, self._copies, self._holes, strict=True):

@@ -89,16 +89,15 @@ def diagonal_kernel(
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             UPDATE(
-                p_at, g_at, s_at, m_at, at, None, counter,
-                step, keep, gain, alpha1, lam, kappa, MOMENTUM, NESTEROV, DECOUPLED,
-            )  # fmt: skip
+                p_at, g_at, s_at, m_at, at, None, counter, numbers, MOMENTUM, NESTEROV, DECOUPLED
+            )
     else:
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
+            mask = at < size
             UPDATE(
-                p_at, g_at, s_at, m_at, at, at < size, counter,
-                step, keep, gain, alpha1, lam, kappa, MOMENTUM, NESTEROV, DECOUPLED,
-            )  # fmt: skip
+                p_at, g_at, s_at, m_at, at, mask, counter, numbers, MOMENTUM, NESTEROV, DECOUPLED
+            )
 
 
 UPDATES = {"heavy_ball": _heavy_ball, "averaged": _averaged}

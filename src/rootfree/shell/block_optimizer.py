@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 
 from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.fused_stack import FusedStack
-from rootfree.kernels.graphs import Recordings, side_by_side
+from rootfree.kernels.graphs import Recorder, Recordings, side_by_side
 from rootfree.kernels.halves import in_halves, joined
 from rootfree.kernels.plan import Plan, State, Structures, make_plan
 from rootfree.kernels.stack import Part, Stack, portions
@@ -45,7 +45,7 @@ class BlockOptimizer(RootFreeOptimizer):
     #: whether the rule is IFShampoo's, for which there are kernels and replays from CUDA graphs
     _inverse_free: ClassVar[bool] = False
 
-    _recordings: Recordings | None = None  # one for all stacks: they never run at the same time
+    _recorder: Recorder | None = None  # one for all stacks: they never run at the same time
 
     # -- what a method defines ---------------------------------------------------------------
 
@@ -179,8 +179,10 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
-        if self._recordings is not None:
-            self._recordings.release()
+        for memory in self._memories.values():
+            for work in (work for _, works in memory.patterns for work in works):
+                for _, stack in work.stacks or []:
+                    stack.release()
 
     def _reads_numbers(self, work: Work) -> bool:
         return work.stacks is not None and all(
@@ -274,8 +276,8 @@ class BlockOptimizer(RootFreeOptimizer):
             return None
         if elements > REPLAYED:
             return None
-        self._recordings = self._recordings or Recordings()
-        return self._recordings
+        self._recorder = self._recorder or Recorder()
+        return Recordings(self._recorder)
 
     def _baked(self, work: Work, stack: Stack | FusedStack) -> tuple[Any, ...]:
         """Hyper-parameters that launches of the directions have in them: rules do, kernels not."""
