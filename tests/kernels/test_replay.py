@@ -6,7 +6,10 @@ import gc
 import weakref
 
 import pytest
+import torch
 
+import rootfree
+from kernels.devices import normal
 from rootfree.kernels import graphs
 from rootfree.kernels.graphs import Recordings
 
@@ -140,6 +143,21 @@ def test_the_recording_that_was_not_used_for_longest_leaves():
     assert 1 not in recordings._recorded
 
 
+def test_a_kind_that_left_runs_as_usual_before_it_is_recorded_again():
+    """Tables of addresses have room for a few recordings between usual runs."""
+    counting = Counting()
+    recordings = Recordings(counting, first=1, limited=False)
+    order = []
+    for kind in [*range(graphs._MOST + 1)] * 8:
+        before = counting.recorded
+        recordings(kind, counting.work)
+        order.append((kind, "recorded" if counting.recorded > before else "other"))
+    mine = [what for kind, what in order if kind == 0]
+    assert mine.count("recorded") > 1
+    for i, what in enumerate(mine[1:], start=1):
+        assert what == "other" or mine[i - 1] == "other"
+
+
 def test_kinds_that_come_and_go_are_not_recorded_for_ever():
     counts = run([kind for _ in range(50) for kind in range(graphs._MOST + 1)])
     assert counts.recorded == graphs._MOST_RECORDED
@@ -163,3 +181,122 @@ def test_garbage_collection_waits_and_is_then_as_before(enabled):
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+# -- optimizers ------------------------------------------------------------------------------
+
+
+class Frozen:
+    """Records as a graph does: a replay has the numbers in it that the host knew when recording."""
+
+    def __init__(self) -> None:
+        self.optimizer, self.recorded = None, 0
+
+    def __call__(self, work):
+        self.recorded += 1
+        groups = self.optimizer.param_groups
+        frozen = [{k: v for k, v in g.items() if k != "params"} for g in groups]
+
+        def again():
+            now = [{**group} for group in groups]
+            for group, old in zip(groups, frozen, strict=True):
+                group.update(old)
+            try:
+                work()
+            finally:
+                for group, new in zip(groups, now, strict=True):
+                    group.update(new)
+
+        return again
+
+
+def made(monkeypatch, recorder, groups=1, **options):
+    """An optimizer whose directions are recorded, without a GPU, by `recorder`."""
+    ps = [torch.nn.Parameter(normal(*shape)) for shape in [(6, 5), (7,), (6, 5)]]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    words = {"batch_size": 8, "matmul_dtype": torch.bfloat16, **options}
+    optimizer = rootfree.IFShampoo(
+        [{"params": ps[i::groups]} for i in range(groups)], fused=True, **words
+    )
+    if recorder is not None:
+        recorder.optimizer = optimizer
+        optimizer._replays = lambda p: Recordings(recorder)
+    return optimizer, ps
+
+
+def step(optimizer, ps, i) -> None:
+    for j, p in enumerate(ps):
+        p.grad = normal(*p.shape, seed=100 * i + j)
+    optimizer.step()
+
+
+def replayed(monkeypatch, *, change, steps=9, **options):
+    """Runs with and without recordings, their numbers changed before each step."""
+    recorder, results = Frozen(), []
+    for each in (recorder, None):
+        optimizer, ps = made(monkeypatch, each, **options)
+        for i in range(steps):
+            for group in optimizer.param_groups:
+                group.update(change(i))
+            step(optimizer, ps, i)
+        results.append([t for p in ps for t in (p, *optimizer.state_dict()["state"][0].values())])
+    assert all(map(torch.equal, *results))
+    return recorder.recorded
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_numbers_may_change_without_a_new_recording(monkeypatch, groups):
+    def change(i):
+        return {
+            "lr": 0.01 / (1 + i),
+            "momentum": 0.9 - 0.05 * i,
+            "weight_decay": 0.01 * i,
+            "precond_lr": 0.1 + 0.02 * i,
+            "damping": 1e-3 * (1 + i),
+            "gamma": 1.0 - 0.05 * i,
+            "batch_size": 8 + i,
+            "max_update_rms": 1.0 + i,
+            "update_rms": None if i < 5 else 0.1 * i,
+            "nesterov": i > 6,
+        }
+
+    count = replayed(monkeypatch, change=change, groups=groups)
+    # Each group has vectors or matrices or both; with and without a refresh.
+    assert count == {1: 4, 3: 6}[groups]
+
+
+def test_the_frozen_recorder_tells_where_numbers_come_from(monkeypatch):
+    """By the rules they are in the graph: a change is a new kind, and is not recorded at once."""
+    words = {"riemannian_momentum": 0.5}
+    rules = replayed(monkeypatch, change=lambda i: {"precond_lr": 0.1 + 0.02 * i}, **words)
+    assert rules == 0
+    # What does not enter the directions is no part of the kind.
+    rules = replayed(monkeypatch, change=lambda i: {"lr": 0.01 / (1 + i)}, **words)
+    assert rules == 4
+
+
+def test_an_optimizer_lets_go_of_its_recordings(monkeypatch):
+    recorder = Frozen()
+    optimizer, ps = made(monkeypatch, recorder)
+    for i in range(8):
+        step(optimizer, ps, i)
+    assert recorder.recorded == 4
+    optimizer.release()
+    for i in range(8, 14):
+        step(optimizer, ps, i)
+    assert recorder.recorded == 8
+
+
+def test_missing_gradients_have_recordings_of_their_own(monkeypatch):
+    """A replay reads gradients and state where they were: another stack, another recording."""
+    recorder, results = Frozen(), []
+    for each in (recorder, None):
+        optimizer, ps = made(monkeypatch, each)
+        for i in range(20):
+            for j, p in enumerate(ps):
+                missing = i % 4 == 3 and j == 2
+                p.grad = None if missing else normal(*p.shape, seed=100 * i + j)
+            optimizer.step()
+        results.append([p.detach() for p in ps])
+    assert recorder.recorded > 0
+    assert all(map(torch.equal, *results))

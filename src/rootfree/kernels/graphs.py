@@ -82,7 +82,9 @@ class Recordings:
             return None
         self._left -= self._limited
         if len(self._recorded) == _MOST:
-            del self._recorded[next(iter(self._recorded))]
+            oldest = next(iter(self._recorded))
+            del self._recorded[oldest]
+            self._seen.pop(oldest, None)  # it runs as usual before it is recorded again
         if self._record is None:
             self._record = Recorder()
         try:
