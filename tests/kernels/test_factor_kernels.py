@@ -174,7 +174,7 @@ def tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7, gram=Non
         B * tiles, X, half, half if gram is None else gram, h, sums, largest, traces[0], traces[-1],
         numbers(rate=rate, lam=lam, gamma=gamma),
         d, r, *X.stride(), tiles, 1, traces[0].shape[1], traces[-1].shape[1],
-        GRAM=gram is not None, OTHERS=len(traces), **tile,
+        GRAM=gram is not None, OTHERS=len(traces), ROW_MAJOR=X.stride(2) == 1, **tile,
     )  # fmt: skip
     return h, sums
 

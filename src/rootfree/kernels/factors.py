@@ -152,7 +152,7 @@ def _move_(
     b, d = K.shape[:2]
     X = matricised(Ghat, n)
     r = X.shape[2]
-    tile, tiles = tiling(d, r)
+    tile, tiles = tiling(d, r, sums=2)
     long = r > _LONG * d
     gram = long_gram(site, X) if long else K
     others = [trace for j, trace in enumerate(traces) if j != n]
@@ -163,14 +163,14 @@ def _move_(
         b * tiles, X, K, gram, h, sums, largest, others[0], others[-1], numbers,
         d, r, X.stride(0), X.stride(1), X.stride(2), tiles, largest.shape[1],
         others[0].shape[1], others[-1].shape[1],
-        site=site, GRAM=long, OTHERS=len(others), **tile,
+        site=site, GRAM=long, OTHERS=len(others), ROW_MAJOR=X.stride(2) == 1, **tile,
     )  # fmt: skip
     if norm == "spectral":
-        square = kernels.products.square_kernel
+        square, (alike, _) = kernels.products.square_kernel, tiling(d, d)
         shape = (b * tiles, h, q, sums, fourths, d, tiles)
-        launch(square, *shape, site=(*site, 1), STORE=True, **tile)
+        launch(square, *shape, site=(*site, 1), STORE=True, **alike)
         shape = (b * tiles, q, q, sums, fourths, d, tiles)
-        launch(square, *shape, site=(*site, 2), STORE=False, **tile)
+        launch(square, *shape, site=(*site, 2), STORE=False, **alike)
     torch.bmm(K, h, out=q)
     chunks = -(-d * d // _BLOCK)
     launch(

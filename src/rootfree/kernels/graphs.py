@@ -7,6 +7,7 @@ times longer for them than the device.
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ Work = Callable[[], None]
 _MOST = 4
 _MOST_RECORDED = 16
 _MOST_SEEN = 64
-# Works that a graph does at the same time.
+# Works that are done at the same time, and the elements below which that pays outside a graph.
 _BRANCHES = 6
+_SMALL = 2**21
 
 
 class Recordings:
@@ -124,28 +126,30 @@ class Recorder:
         return graph.replay
 
 
-def side_by_side(works: Sequence[Work]) -> None:
-    """Do independent works; where they are being recorded, as branches that run at the same time.
+def side_by_side(works: Sequence[tuple[int, Work]], device: torch.device) -> None:
+    """Do independent works, given with their numbers of elements, at the same time where it pays.
 
-    A small model's launches leave most of the device idle, one bucket after the other.
+    Small works leave most of the device idle. Where they are being recorded all become branches of
+    the graph; else the small ones run beside the large ones, whose memory stays in one place.
     """
-    if len(works) < 2 or not torch.cuda.is_available():
-        recorded = False
+    here: list[Work] = []
+    beside: list[Work] = []
+    if device.type == "cuda" and len(works) > 1:
+        limit = math.inf if torch.cuda.is_current_stream_capturing() else _SMALL
+        for elements, work in works:
+            (beside if elements < limit else here).append(work)
     else:
-        recorded = torch.cuda.is_current_stream_capturing()
-    if not recorded:
-        for work in works:
-            work()
-        return
-    here = torch.cuda.current_stream()
-    branches = _streams(here.device)[1 : 1 + len(works)]
+        here = [work for _, work in works]
+    branches = _streams(device)[1 : 1 + len(beside)] if beside else []
     for branch in branches:
-        branch.wait_stream(here)
-    for i, work in enumerate(works):
+        branch.wait_stream(torch.cuda.current_stream())
+    for i, work in enumerate(beside):
         with torch.cuda.stream(branches[i % len(branches)]):
             work()
+    for work in here:
+        work()
     for branch in branches:
-        here.wait_stream(branch)
+        torch.cuda.current_stream().wait_stream(branch)
 
 
 @contextmanager

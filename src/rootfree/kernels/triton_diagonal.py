@@ -89,15 +89,17 @@ def diagonal_kernel(
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             UPDATE(
-                p_at, g_at, s_at, m_at, at, None, counter, numbers, MOMENTUM, NESTEROV, DECOUPLED
-            )
+                p_at, g_at, s_at, m_at, at, None, counter,
+                step, keep, gain, alpha1, lam, kappa, MOMENTUM, NESTEROV, DECOUPLED,
+            )  # fmt: skip
     else:
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             mask = at < size
             UPDATE(
-                p_at, g_at, s_at, m_at, at, mask, counter, numbers, MOMENTUM, NESTEROV, DECOUPLED
-            )
+                p_at, g_at, s_at, m_at, at, mask, counter,
+                step, keep, gain, alpha1, lam, kappa, MOMENTUM, NESTEROV, DECOUPLED,
+            )  # fmt: skip
 
 
 UPDATES = {"heavy_ball": _heavy_ball, "averaged": _averaged}

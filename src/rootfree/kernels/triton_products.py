@@ -72,10 +72,18 @@ def _store_mirrored(out, tile, i, j, rows, cols, d):
 def tangent_kernel(
     X, K, gram, h, sums, largest, trace, other_trace, numbers,
     d, r, x_b, x_d, x_r, tiles, largest_count, trace_count, other_count,
-    GRAM: tl.constexpr, OTHERS: tl.constexpr,
-    TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
+    GRAM: tl.constexpr, OTHERS: tl.constexpr, ROW_MAJOR: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
     """h <- ½(B·unit²/r·X Xᵀ + λ·∏ trace·KᵀK - γI), and partial sums of h²."""
+    if EIGHTS:  # Triton itself asks for multiples of 16 before it reads eight numbers at once
+        d = tl.multiple_of(d, 8)
+        r = tl.multiple_of(r, 8)
+        x_b = tl.multiple_of(x_b, 8)
+        if ROW_MAJOR:
+            x_d = tl.multiple_of(x_d, 8)
+        else:
+            x_r = tl.multiple_of(x_r, 8)
     b = tl.program_id(0) // tiles
     t = tl.program_id(0) % tiles
     i, j = _tile(t)
@@ -114,9 +122,12 @@ def tangent_kernel(
 @triton.jit(do_not_specialize=["tiles"])
 def square_kernel(
     h, q, sums, fourths, d, tiles,
-    STORE: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
+    STORE: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
     """STORE: q <- h²/‖h‖².  Otherwise partial sums of the squares of h²  (h is q then)."""
+    if EIGHTS:
+        d = tl.multiple_of(d, 8)
     b = tl.program_id(0) // tiles
     t = tl.program_id(0) % tiles
     i, j = _tile(t)
@@ -134,8 +145,13 @@ def square_kernel(
 
 
 @triton.jit(do_not_specialize=["tiles"])
-def product_kernel(K, P, d, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr):
+def product_kernel(
+    K, P, d, tiles,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
+):  # fmt: skip
     """P <- K Kᵀ."""
+    if EIGHTS:
+        d = tl.multiple_of(d, 8)
     b = tl.program_id(0) // tiles
     i, j = _tile(tl.program_id(0) % tiles)
     rows = i * TILE + tl.arange(0, TILE)

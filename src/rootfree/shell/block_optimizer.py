@@ -221,7 +221,9 @@ class BlockOptimizer(RootFreeOptimizer):
     def _directions_(self, work: Work, stack: Stack | FusedStack) -> None:
         """Gradients in the stack <- their directions."""
         if isinstance(stack, FusedStack):  # all parts are there at once
-            side_by_side([partial(self._direct_, work, stack, part) for part in stack.parts()])
+            parts = list(stack.parts())
+            works = [(p.G.numel(), partial(self._direct_, work, stack, p)) for p in parts]
+            side_by_side(works, stack.ps[0].device)
         else:
             for part in stack.parts():
                 self._direct_(work, stack, part)
