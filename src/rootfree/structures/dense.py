@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rootfree.structures.base import Structure
+from rootfree.structures.base import Structure, gram, is_halved
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Dense(Structure):
         return M
 
     def apply_symmetric(self, K: Tensor, X: Tensor) -> Tensor:
-        # Making K Kᵀ costs d³, a second product with X d²r.
-        return (K @ K.mT) @ X if self.d < X.shape[2] else super().apply_symmetric(K, X)
+        # Making K Kᵀ costs d³ (two thirds of it where it is halved), a second product with X d²r.
+        cost = 0.67 * self.d if is_halved(K) else self.d
+        return gram(K) @ X if cost < X.shape[2] else super().apply_symmetric(K, X)
 
     def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
         M.diagonal(dim1=-2, dim2=-1).add_(value)
