@@ -10,6 +10,7 @@ from torch import nn
 
 import rootfree
 from conformance.problems import BATCH, batches, identical, loss_of, network, snapshot
+from rootfree.kernels.fused_stack import FusedStack
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -74,6 +75,131 @@ def test_groups_of_a_capturable_optimizer_have_tensors_of_their_own():
     assert rates[0] is not rates[1]
 
 
+@pytest.mark.parametrize(
+    ("make", "options", "reason"),
+    [
+        (rootfree.RFShampoo, {}, "factorises with Cholesky"),
+        (rootfree.RFFullAdagrad, {"damping": 0.1}, "with damping it factorises with Cholesky"),
+        (rootfree.RFFullAdagrad, {}, None),
+        (rootfree.IFFullAdagrad, {"damping": 0.1}, None),
+        (rootfree.IFShampoo, {}, None),
+        (rootfree.RFRMSprop, {}, None),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_methods_that_wait_for_the_device_say_why(make, options, reason):
+    optimizer = make(network().parameters(), batch_size=BATCH, **options)
+    why = optimizer._why_not_recordable()
+    assert why is None if reason is None else reason in why
+
+
+def test_damping_that_is_turned_on_later_is_seen():
+    ps = list(network().parameters())
+    groups = [{"params": ps[:2]}, {"params": ps[2:]}]
+    optimizer = rootfree.RFFullAdagrad(groups, batch_size=BATCH)
+    assert optimizer._why_not_recordable() is None
+    optimizer.param_groups[1]["damping"] = 0.1
+    assert "Cholesky" in optimizer._why_not_recordable()
+
+
+def kind_of(optimizer):
+    """What a GraphedStep tells steps apart by, without a GPU."""
+    graphed = object.__new__(rootfree.GraphedStep)
+    graphed._optimizer = optimizer
+    return graphed._kind(optimizer._work())[0]
+
+
+NUMBERS = {
+    "lr": 0.5,
+    "momentum": 0.5,
+    "weight_decay": 0.3,
+    "precond_lr": 0.2,
+    "damping": 0.3,
+    "batch_size": 7,
+}
+
+
+def stepped(make, *, missing=(), optimizer=None, **options):
+    """An optimizer after two steps (the first makes what the second knows)."""
+    if optimizer is None:
+        start = {"weight_decay": 0.1, "momentum": 0.9, "lr": 0.1, "damping": 0.1}
+        ps = [nn.Parameter(torch.ones(4, 3)), *(nn.Parameter(torch.ones(5)) for _ in range(5))]
+        optimizer = make(ps, batch_size=8, **{**start, **options})
+    ps = optimizer.param_groups[0]["params"]
+    for _ in range(2):
+        for i, p in enumerate(ps):
+            p.grad = None if i in missing else torch.ones_like(p)
+        optimizer.step()
+    for i, p in enumerate(ps):
+        p.grad = None if i in missing else torch.ones_like(p)
+    return optimizer
+
+
+BF16_PRODUCTS = {"matmul_dtype": torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(rootfree.RFRMSprop, {}), (rootfree.IFShampoo, BF16_PRODUCTS)],
+    ids=["RFRMSprop", "IFShampoo"],
+)
+def test_with_kernels_numbers_are_no_part_of_a_recording(make, options, name):
+    """But whether they are zero is, and without kernels all of them are."""
+    optimizer = stepped(make, fused=True, **options)
+    group, before = optimizer.param_groups[0], kind_of(optimizer)
+    group[name] = NUMBERS[name]
+    assert kind_of(optimizer) == before
+    if name == "weight_decay":
+        group[name] = 0.0
+        assert kind_of(optimizer) != before
+    optimizer = stepped(make, fused=False, **options)
+    before = kind_of(optimizer)
+    optimizer.param_groups[0][name] = NUMBERS[name]
+    assert kind_of(optimizer) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("nesterov", True), ("update_rms", 0.2), ("max_update_rms", None)],
+)
+def test_what_a_graph_does_is_part_of_its_kind(name, value):
+    optimizer = stepped(rootfree.IFShampoo, fused=True, **BF16_PRODUCTS)
+    before = kind_of(optimizer)
+    optimizer.param_groups[0][name] = value
+    assert kind_of(optimizer) != before
+    if value:  # its size is a number
+        again = kind_of(optimizer)
+        optimizer.param_groups[0][name] = value if value is True else 2 * value
+        assert kind_of(optimizer) == again
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(rootfree.RFRMSprop, {}), (rootfree.IFShampoo, BF16_PRODUCTS)],
+    ids=["RFRMSprop", "IFShampoo"],
+)
+def test_steps_with_other_tables_are_of_another_kind(make, options):
+    """A graph reads the numbers of the tables that it was recorded with.
+
+    Only a few patterns of missing gradients are remembered; one that comes again later has new
+    tables, and numbers are sent there.
+    """
+    optimizer = stepped(make, fused=True, **options)
+    before, (work,) = kind_of(optimizer), optimizer._work()
+    tables = [work.kernel, *[stack for _, stack in work.stacks or []]]
+    assert any(isinstance(table, FusedStack) for table in tables) == (work.kernel is None)
+    for missing in range(1, 6):
+        stepped(make, optimizer=optimizer, missing=[missing])
+        stepped(make, optimizer=optimizer, missing=[missing])
+    # All but the first missed four steps: they refresh together again.
+    stepped(make, optimizer=optimizer)
+    (again,) = optimizer._work()
+    mine = [again.kernel, *[stack for _, stack in again.stacks or []]]
+    assert all(old is not new or old is None for old, new in zip(tables, mine, strict=True))
+    assert kind_of(optimizer) != before
+
+
 # -- on a GPU --------------------------------------------------------------------------------
 
 
@@ -103,6 +229,14 @@ METHODS = {
     "IFShampoo": (rootfree.IFShampoo, {"block_size": 64}),
     "IFShampoo-rules": (rootfree.IFShampoo, {"block_size": 64, **RULES}),
     "IFShampoo-low-memory": (rootfree.IFShampoo, {"factor_dtype": torch.bfloat16, **BF16}),
+    "IFShampoo-rms": (
+        rootfree.IFShampoo,
+        {"block_size": 64, "update_rms": 0.2, "nesterov": True, "weight_decay": 0.1},
+    ),
+    # Directions by rules between kernels.
+    "IFShampoo-fp32": (rootfree.IFShampoo, {"block_size": 64, "matmul_dtype": torch.float32}),
+    "IFFullAdagrad": (rootfree.IFFullAdagrad, {"block_size": 64, "update_every": 2}),
+    "RFFullAdagrad": (rootfree.RFFullAdagrad, {"block_size": 64, "update_every": 2}),
 }
 STEPS = 10
 
@@ -126,7 +260,7 @@ class Run:
 
     @property
     def recorded(self) -> int:
-        return len(self.graphed._graphs)
+        return len(self.graphed._recordings._recorded)
 
 
 def compare(method, model="linear", *, steps=STEPS, change=None, graphs=None, **options):
@@ -157,23 +291,21 @@ def compare(method, model="linear", *, steps=STEPS, change=None, graphs=None, **
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_the_eager_trajectory_bit_for_bit(method, model, set_to_none):
-    graphs = 2 if method.startswith("IF") else 1  # with and without a refresh
+    graphs = 2 if "Shampoo" in method or "Full" in method else 1  # with and without a refresh
     compare(method, model, set_to_none=set_to_none, graphs=graphs)
 
 
 @needs_cuda
-def test_rf_shampoo_is_recorded_or_says_why_not():
-    """Cholesky may not be capturable; then there is an error, and steps as usual go on."""
-    run = Run("RFRMSprop", graphed=False)
-    optimizer = rootfree.RFShampoo(run.model.parameters(), lr=0.01, batch_size=BATCH)
-    graphed = rootfree.GraphedStep(optimizer)
-    try:
-        for x, y in batches(6):
-            run.backward(x, y)
-            graphed.step()
-    except RuntimeError as error:
-        pytest.xfail(f"RFShampoo cannot be recorded: {error}")
-    assert all(t.isfinite().all() for t in snapshot(optimizer))
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(rootfree.RFShampoo, {}), (rootfree.RFFullAdagrad, {"damping": 0.1})],
+    ids=["RFShampoo", "RFFullAdagrad"],
+)
+def test_methods_that_factorise_are_refused(make, options):
+    """Cholesky waits for the device."""
+    optimizer = make(network().cuda().parameters(), batch_size=BATCH, **options)
+    with pytest.raises(ValueError, match=f"a step of {make.__name__} cannot be .* Cholesky"):
+        rootfree.GraphedStep(optimizer)
 
 
 @needs_cuda
@@ -193,8 +325,28 @@ def test_a_schedule_of_a_tensor_step_size_needs_no_new_graph(method):
 
 
 @needs_cuda
-@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
-def test_numbers_that_change_are_recorded_anew(method):
+@pytest.mark.parametrize("method", ["RFRMSprop", "RFRMSprop-bf16", "IFShampoo", "IFShampoo-rms"])
+def test_numbers_may_change_at_every_step_without_a_new_graph(method):
+    """Where kernels run; also those of plain floats."""
+    graphs = 2 if method.startswith("IF") else 1
+
+    def change(run, i):
+        run.optimizer.batch_size = BATCH + i
+        for group in run.optimizer.param_groups:
+            group.update(
+                lr=0.01 / (1 + i),
+                momentum=0.9 - 0.02 * i,
+                weight_decay=0.1 + 0.01 * i,
+                precond_lr=0.1 + 0.01 * i,
+                damping=1e-3 * (1 + i),
+            )
+
+    compare(method, steps=14, change=change, graphs=graphs)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop-rules", "IFShampoo-rules", "IFShampoo-fp32"])
+def test_numbers_that_change_are_recorded_anew_by_the_rules(method):
     def change(run, i):
         run.optimizer.batch_size = (BATCH, 2 * BATCH)[i // 6 % 2]
         for group in run.optimizer.param_groups:
@@ -205,14 +357,68 @@ def test_numbers_that_change_are_recorded_anew(method):
 
 @needs_cuda
 @pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_what_a_step_does_may_change(method):
+    """Momentum that is turned off and on, Nesterov's, decay: other graphs."""
+
+    def change(run, i):
+        for group in run.optimizer.param_groups:
+            group["momentum"] = 0.0 if 8 <= i < 14 else 0.9
+            group["nesterov"] = i >= 18
+            group["weight_decay"] = 0.1 * (i % 2)
+
+    compare(method, steps=28, change=change)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_graphs_are_dropped_and_recorded_anew(method):
+    def change(run, i):
+        if i == 10 and run.graphed is not None:
+            run.graphed.release()
+            assert run.recorded == 0
+
+    compare(method, steps=20, change=change, graphs=2 if method.startswith("IF") else 1)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "RFRMSprop-rules", "IFShampoo", "IFShampoo-rules"])
 def test_more_kinds_of_steps_than_graphs_are_kept(method):
-    """A number as step size that changes again and again: every value is recorded anew."""
+    """A number as step size that changes again and again: rules are recorded anew every time."""
 
     def change(run, i):
         for group in run.optimizer.param_groups:
             group["lr"] = 0.01 / (1 + i // 6)
 
     compare(method, steps=48, change=change)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_more_kinds_in_turns_than_graphs_are_kept(method):
+    """Each that left is recorded again, after it ran as usual: tables have room for that."""
+
+    def change(run, i):
+        for group in run.optimizer.param_groups:
+            group["nesterov"] = i // 2 % 2 == 1
+            group["weight_decay"] = 0.1 * (i // 4 % 2)
+            group["decoupled_weight_decay"] = i // 8 % 2 == 1
+
+    compare(method, steps=96, change=change)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_numbers_and_patterns_of_gradients_change(method):
+    """A pattern that was forgotten has new tables when it comes again."""
+
+    def change(run, i):
+        ps = list(run.model.parameters())
+        if i % 12 >= 6:
+            ps[i % 6].grad = None
+        for group in run.optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + i)
+
+    compare(method, steps=60, change=change)
 
 
 @needs_cuda
@@ -252,10 +458,23 @@ def test_a_checkpoint_is_loaded_between_graphed_steps(method):
     compare(method, steps=24, change=change)
 
 
+def on_the_device(optimizer) -> list[torch.Tensor]:
+    """Parameters and state, less what the host counts: a replay of one's own does not count."""
+    return [
+        t.detach().clone()
+        for group in optimizer.param_groups
+        for p in group["params"]
+        for t in (p, *[t for key, t in sorted(optimizer.state[p].items()) if key != "step"])
+    ]
+
+
 @needs_cuda
-@pytest.mark.parametrize("method", ["RFRMSprop", "RFAdamW", "IFShampoo"])
+@pytest.mark.parametrize("method", ["RFRMSprop", "RFAdamW", "IFShampoo", "IFShampoo-rms"])
 def test_a_graph_of_ones_own(method):
-    """Capture after steps as usual; replays equal further steps, also after usual ones between."""
+    """Capture after steps as usual; replays equal further steps, also after usual ones between.
+
+    A capture counts as steps of the host; here it is a whole period of refreshes.
+    """
     period = 2 if method.startswith("IF") else 1
     runs = [Run(method, graphed=False) for _ in range(2)]
     x, y = next(iter(batches(1)))
@@ -267,16 +486,12 @@ def test_a_graph_of_ones_own(method):
         for _ in range(2):
             run.optimizer.step()
     captured, usual = runs
-    before = snapshot(captured.optimizer)
-    count = captured.optimizer.param_groups[0].get("step")
+    before = on_the_device(captured.optimizer)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(period):
             captured.optimizer.step()
-    assert identical(before, snapshot(captured.optimizer)), "a capture does nothing"
-    if count is not None:
-        for group in captured.optimizer.param_groups:
-            group["step"] = count
+    assert identical(before, on_the_device(captured.optimizer)), "a capture does nothing"
     for i in range(4):
         if i == 2:  # as usual in between, with gradients elsewhere
             for run in runs:
@@ -289,7 +504,8 @@ def test_a_graph_of_ones_own(method):
         graph.replay()
         for _ in range(period):
             usual.optimizer.step()
-        assert identical(snapshot(captured.optimizer), snapshot(usual.optimizer)), f"replay {i}"
+        mine, its = (on_the_device(run.optimizer) for run in runs)
+        assert identical(mine, its), f"replay {i}"
 
 
 @needs_cuda

@@ -20,7 +20,10 @@ from conformance.problems import (
     nothing_waits,
     snapshot,
 )
-from rootfree.kernels import blocks
+from rootfree.kernels.graphs import Recorder
+from rootfree.kernels.graphs import Recorder
+from rootfree.kernels.stack import Stack
+from rootfree.shell import block_optimizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -38,7 +41,7 @@ class Run:
     """A model that is stepped with or without replays, told apart by the size that gets them."""
 
     def __init__(self, monkeypatch, *, replayed, **options):
-        self.limit = blocks.REPLAYED if replayed else -1
+        self.limit = block_optimizer.REPLAYED if replayed else -1
         self.monkeypatch = monkeypatch
         self.model = network().cuda()
         self.model[1].eval()
@@ -50,20 +53,36 @@ class Run:
         loss_of(self.model, x.cuda(), y.cuda()).backward()
 
     def step(self):
-        self.monkeypatch.setattr(blocks, "REPLAYED", self.limit)
+        self.monkeypatch.setattr(block_optimizer, "REPLAYED", self.limit)
         self.optimizer.step()
 
     @property
-    def graphs(self) -> int:
-        lists = self.optimizer._work_lists._known.values()
-        stacks = [
-            stack
-            for patterns in lists
-            for pattern in patterns
-            for ps in pattern.lists
-            for _, stack, _ in ps.known["stacks"][1]
+    def recordings(self) -> list:
+        """Of the stacks of all patterns of gradients that are remembered."""
+        return [
+            stack._recordings
+            for memory in self.optimizer._memories.values()
+            for _, works in memory.patterns
+            for work in works
+            for _, stack in work.stacks or []
+            if not isinstance(stack, Stack) and stack._recordings is not None
         ]
-        return sum(len(stack.replays._recorded) for stack in stacks if stack.replays is not None)
+
+    @property
+    def recordings(self) -> list:
+        """Of the stacks of all patterns of gradients that are remembered."""
+        return [
+            stack._recordings
+            for memory in self.optimizer._memories.values()
+            for _, works in memory.patterns
+            for work in works
+            for _, stack in work.stacks or []
+            if not isinstance(stack, Stack) and stack._recordings is not None
+        ]
+
+    @property
+    def graphs(self) -> int:
+        return sum(len(recordings._recorded) for recordings in self.recordings)
 
 
 def compare(monkeypatch, *, steps=STEPS, change=lambda run, i: None, **options) -> list[Run]:
@@ -87,19 +106,72 @@ def test_the_trajectory_is_the_same_bit_for_bit(monkeypatch, options):
     assert replayed.graphs == 4  # vectors and matrices, with and without a refresh
 
 
-def test_with_step_sizes_that_change(monkeypatch):
-    def change(run, i):
-        run.optimizer.param_groups[0]["lr"] = 0.01 / (i + 1)
+def recorded(monkeypatch) -> list[int]:
+    """Counts recordings, in a list of one number, from here on."""
+    count, record = [0], Recorder.__call__
 
+    def counted(self, work):
+        count[0] += 1
+        return record(self, work)
+
+    monkeypatch.setattr(Recorder, "__call__", counted)
+    return count
+
+
+def test_with_numbers_that_change_at_every_step(monkeypatch):
+    """Kernels read them from the device: the graphs follow without a new recording."""
+
+    def change(run, i):
+        run.optimizer.batch_size = BATCH + i
+        run.optimizer.param_groups[0].update(
+            lr=0.01 / (i + 1),
+            momentum=0.9 - 0.01 * i,
+            precond_lr=0.1 + 0.01 * i,
+            damping=1e-3 * (i + 1),
+            gamma=1.0 - 0.02 * i,
+            weight_decay=0.01 * i,
+            max_update_rms=1.0 + 0.1 * i,
+        )
+
+    count = recorded(monkeypatch)
     replayed, _ = compare(monkeypatch, change=change)
     assert replayed.graphs == 4
+    assert count == [4]
 
 
-def test_with_another_batch_size(monkeypatch):
+@pytest.mark.parametrize("options", [{}, OPTIONS["structured"]], ids=["kernels", "rules"])
+def test_with_another_batch_size(monkeypatch, options):
     def change(run, i):
         run.optimizer.batch_size = BATCH if i < 8 else 2 * BATCH
 
-    compare(monkeypatch, change=change, steps=18)
+    compare(monkeypatch, change=change, steps=18, **options)
+
+
+def test_with_groups_of_their_own(monkeypatch):
+    """Each has stacks, and they have graphs, of its own."""
+    run = Run(monkeypatch, replayed=True)
+    ps = list(run.model.parameters())
+    parts = [{"params": ps[i::3], "weight_decay": 0.1 * i} for i in range(3)]
+    run.optimizer = rootfree.IFShampoo(parts, **run.options)
+    count = recorded(monkeypatch)
+    for x, y in batches(STEPS):
+        run.backward(x, y)
+        run.step()
+    assert run.graphs == count[0] == 2 * len(run.recordings)  # with and without a refresh
+    assert len(run.recordings) > 3
+
+
+def test_recordings_are_dropped_and_made_anew(monkeypatch):
+    count = recorded(monkeypatch)
+
+    def change(run, i):
+        if i == 10:
+            run.optimizer.release()
+            assert run.graphs == 0
+
+    replayed, _ = compare(monkeypatch, change=change, steps=20)
+    assert replayed.graphs == 4
+    assert count == [8]
 
 
 def test_with_gradients_that_are_missing_now_and_then(monkeypatch):
@@ -157,7 +229,7 @@ def test_inside_a_graph_of_the_whole_step(monkeypatch):
         for p, q in zip(run.model.parameters(), usual.model.parameters(), strict=True):
             p.grad = q.grad.clone()
         usual.step()
-        monkeypatch.setattr(blocks, "REPLAYED", run.limit)
+        monkeypatch.setattr(block_optimizer, "REPLAYED", run.limit)
         (run.optimizer if 8 <= i < 16 else graphed).step()
         assert identical(snapshot(run.optimizer), snapshot(usual.optimizer)), f"step {i}"
 

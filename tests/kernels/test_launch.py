@@ -42,7 +42,7 @@ def test_numbers_change_in_the_tensor_that_graphs_read():
     table = NumberTable(2, torch.device(DEVICE))
     tensor, place = table.tensor, table.tensor.data_ptr()
     for numbers in ((0.5, 2.0), (0.25, 2.0), (0.25, 2.0)):
-        table.send(numbers)
+        table.send(*numbers)
         assert table.tensor is tensor
         assert tensor.data_ptr() == place
         assert tuple(tensor.tolist()) == numbers
@@ -50,9 +50,18 @@ def test_numbers_change_in_the_tensor_that_graphs_read():
 
 def test_numbers_are_sent_when_they_changed_alone():
     table = NumberTable(1, torch.device(DEVICE))
-    table.send((0.5,))
+    table.send(0.5)
     table.tensor.fill_(7.0)
-    table.send((0.5,))
+    table.send(0.5)
     assert table.tensor.item() == 7.0
-    table.send((0.25,))
+    table.send(0.25)
     assert table.tensor.item() == 0.25
+
+
+def test_a_step_size_may_be_a_tensor():
+    """Its number, on the host; on the device it is read there."""
+    table = NumberTable(2, torch.device(DEVICE))
+    lr = torch.tensor(0.5)
+    for value in (0.5, 0.25):
+        table.send(lr.fill_(value), 2.0)
+        assert table.tensor.tolist() == [value, 2.0]
