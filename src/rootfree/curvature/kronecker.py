@@ -159,13 +159,11 @@ class KroneckerBlocks:
         return [terms[n] for n in range(len(self.sizes))]
 
     def dense(self) -> Tensor:
-        """H of blocks with one axis, (b, d, d)."""
         (part,) = self.parts
         H = part.U.diag_embed() if part.is_diagonal else part.U
         return H * per_block(self._ones() * self.scale * self.scale, H)
 
     def root_mean_diagonal(self, sizes: Sequence[int]) -> Tensor:
-        """√(tr H/D), (b,), for blocks of these sizes."""
         root = self._ones() * self.scale
         for part in self.parts:
             diagonal = part.U if part.is_diagonal else part.U.diagonal(dim1=1, dim2=2)
@@ -173,13 +171,11 @@ class KroneckerBlocks:
         return root
 
     def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> KroneckerBlocks:
-        """The same curvature for factors that were divided by `scale`, in fp32 or wider."""
         wide = torch.promote_types(dtype, torch.float32)
         parts = tuple(Part(part.axes, part.U.to(wide)) for part in self.parts)
         return KroneckerBlocks(parts, self.sizes, self.scale * scale)
 
     def rows(self, rows: slice) -> KroneckerBlocks:
-        """The curvature of some of the blocks."""
         scale = self.scale[rows] if isinstance(self.scale, Tensor) else self.scale
         parts = tuple(Part(part.axes, part.U[rows]) for part in self.parts)
         return KroneckerBlocks(parts, self.sizes, scale)

@@ -70,14 +70,12 @@ class OuterProducts:
         return _contracted(self._scaled_V(), inverses, weight=self.weight)
 
     def dense(self) -> Tensor:
-        """H of blocks with one axis, (b, d, d), a new tensor."""
         V = self._scaled_V()
         if V.dim() == 2:
             return self.weight * V.unsqueeze(2) * V.unsqueeze(1)
         return V @ V.mT if self.weight == 1 else V @ V.mT * self.weight
 
     def root_mean_diagonal(self, sizes: Sequence[int]) -> Tensor:
-        """√(tr H/D), (b,), for blocks of these sizes."""
         wide = torch.promote_types(self.V.dtype, torch.float32)
         largest = self.V.abs().flatten(1).amax(1).to(wide)
         # No squares of very small numbers.
@@ -86,7 +84,6 @@ class OuterProducts:
         return mean.sqrt() * largest * self.scale * math.sqrt(self.weight)
 
     def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> OuterProducts:
-        """The same curvature for products in `dtype` with factors that were divided by `scale`."""
         if dtype != torch.float16:
             return replace(self, V=self.V.to(dtype), scale=self.scale * scale)
         size = self.V.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
@@ -94,7 +91,6 @@ class OuterProducts:
         return replace(self, V=V, scale=self.scale * scale * size)
 
     def rows(self, rows: slice) -> OuterProducts:
-        """The curvature of some of the blocks."""
         scale = self.scale[rows] if isinstance(self.scale, Tensor) else self.scale
         return replace(self, V=self.V[rows], scale=scale)
 

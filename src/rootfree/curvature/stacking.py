@@ -129,7 +129,6 @@ class MixedCurvature:
     def in_frame(
         self, Ks: Sequence[Tensor], structures: Sequence[Structure]
     ) -> list[tuple[Tensor, Tensor]]:
-        """As `BlockCurvature` says, each member for its rows."""
         seen = [H.in_frame([_take(K, rows) for K in Ks], structures) for rows, H in self.members]
         return [
             (self._put([gram for gram, _ in axis]), self._put([weight for _, weight in axis]))
@@ -137,20 +136,16 @@ class MixedCurvature:
         ]
 
     def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
-        """As `BlockCurvature` says, each member for its rows."""
         seen = [H.contracted([_take(S, rows) for S in inverses]) for rows, H in self.members]
         return [self._put(axis) for axis in zip(*seen, strict=True)]
 
     def dense(self) -> Tensor:
-        """H of blocks with one axis, (b, d, d)."""
         return self._put([H.dense() for _, H in self.members])
 
     def root_mean_diagonal(self, sizes: Sequence[int]) -> Tensor:
-        """√(tr H/D), (b,), for blocks of these sizes."""
         return self._put([H.root_mean_diagonal(sizes) for _, H in self.members])
 
     def rows(self, rows: slice) -> MixedCurvature:
-        """The curvature of some of the blocks."""
         members = []
         for theirs, H in self.members:
             done = 0  # rows of H before the slice
@@ -164,7 +159,6 @@ class MixedCurvature:
         return MixedCurvature(tuple(members))
 
     def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> MixedCurvature:
-        """The same curvature for products in `dtype` with factors that were divided by `scale`."""
         members = []
         for rows, H in self.members:
             own = _take(scale, rows) if isinstance(scale, Tensor) else scale

@@ -36,11 +36,7 @@ class FusedDiagonal:
 
     def send(self, tail: Tail, *, keep: float, gain: float, lam: float) -> None:
         """Bring the hyper-parameters to the device."""
-        lr = tail.lr
-        if isinstance(lr, Tensor):
-            lr = lr.item() if lr.device.type == "cpu" else 0.0
-        numbers = (lr, keep, gain, tail.alpha1, max(lam, TINY), tail.kappa)
-        self._numbers.send(tuple(map(float, numbers)))
+        self._numbers.send(tail.lr, keep, gain, tail.alpha1, max(lam, TINY), tail.kappa)
 
     def update_(
         self, update: str, gs: Tensors, ss: Tensors, ms: Tensors, counters: Tensors, tail: Tail

@@ -116,11 +116,8 @@ class FusedStack:
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
-        lr = tail.lr
-        if isinstance(lr, Tensor):
-            lr = lr.item() if lr.device.type == "cpu" else 0.0
-        numbers = (lr, tail.alpha1, tail.kappa, tail.cap or 1.0, tail.rms or 1.0, *rates)
-        self.numbers.send(tuple(map(float, numbers)))
+        cap, rms = tail.cap or 1.0, tail.rms or 1.0
+        self.numbers.send(tail.lr, tail.alpha1, tail.kappa, cap, rms, *rates)
 
     # -- gradients in ------------------------------------------------------------------------
 

@@ -81,8 +81,14 @@ class NumberTable:
         self.tensor = torch.zeros(count, dtype=torch.float32, device=device)
         self._sent: tuple[float, ...] | None = None
 
-    def send(self, numbers: tuple[float, ...]) -> None:
-        """Put numbers into the table; graphs that read it see them from their next replay on."""
+    def send(self, lr: float | Tensor, *others: float) -> None:
+        """Put numbers into the table; graphs that read it see them from their next replay on.
+
+        A step size on the device is read there.
+        """
+        if isinstance(lr, Tensor):
+            lr = lr.item() if lr.device.type == "cpu" else 0.0
+        numbers = tuple(map(float, (lr, *others)))
         captured = self.tensor.is_cuda and torch.cuda.is_current_stream_capturing()
         if captured:
             _captured.append(self.tensor)

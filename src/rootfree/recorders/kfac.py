@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from rootfree.curvature import KroneckerCurvature, ParameterCurvature
 from rootfree.recorders.grams import as_written, row_dtype
-from rootfree.recorders.kfac_factors import (
-    Call,
-    LayerSums,
-    Sharing,
-    block_diagonal,
-    gradient_sum,
-    input_sums,
-    zero_sums,
-)
+from rootfree.recorders.kfac_factors import Call, LayerSums, Sharing, block_diagonal, zero_sums
 from rootfree.recorders.layers import Layer, find_layers
-from rootfree.recorders.losses import LOSSES
 from rootfree.recorders.recorder import Recorder
-from rootfree.recorders.sampling import Draws
 from rootfree.shell.checks import positive_integer
 
 Fisher = Literal["empirical", "type-2", "monte-carlo"]
@@ -44,12 +34,12 @@ class KFACRecorder(Recorder):
     Args:
         model: its Linear, Conv1d, Conv2d, Conv3d and Embedding layers are recorded; parameters of
             other layers keep the gradient outer product, and :meth:`summary` says which.
-        fisher: where the gradients g come from. "empirical": the loss itself, at no further pass.
-            "monte-carlo": the loss with targets drawn from the model's distribution, one backward
-            pass (without weight gradients) for each of `samples`. "type-2": a root of the loss's
-            Hessian, one such pass for each class or output: exact, and the dearest.
+        fisher: where the gradients g come from. "empirical": the loss itself, without an extra
+            pass. "monte-carlo": the loss with targets drawn from the model's distribution, one
+            backward pass (without weight gradients) for each of `samples`. "type-2": a root of the
+            loss's Hessian, one such pass for each class or output: exact, and the most expensive.
         sharing: how a weight used at several positions (tokens, pixels) is treated. "expand": each
-            position is an example of its own; right where each has its own loss term. "reduce":
+            position counts as a separate example; correct if each has its own loss term. "reduce":
             inputs are averaged, gradients summed over the positions; right where the loss sees
             their average, and cheaper.
         loss: "cross_entropy", "mse" or "binary_cross_entropy": needed by "monte-carlo" and
@@ -57,8 +47,9 @@ class KFACRecorder(Recorder):
         samples: draws of the targets ("monte-carlo").
         joint: weight and bias of a layer are one matrix [W b]; else they are independent.
         max_dense: axes longer than this get a diagonal factor.
-        scaler: the ``torch.amp.GradScaler`` in use, so that its factor is taken out again.
-        seed: of the drawn targets; default: from torch's own, without drawing from it.
+        scaler: the ``torch.amp.GradScaler`` in use, so that its factor is removed.
+        seed: of the drawn targets; default: derived from torch's seed, without advancing its
+            generator.
         process_group: ranks that average gradients; None: this process alone.
 
     A layer that is called several times in a forward pass contributes the rows of all calls, and
@@ -77,7 +68,7 @@ class KFACRecorder(Recorder):
         (8, 5)
     """
 
-    _sums: dict[int, LayerSums]  # by the identity of the weight
+    _records: dict[int, LayerSums]  # by the identity of the weight
     _calls: list[Call]  # of the forward passes whose loss has not been seen yet
 
     def __init__(
@@ -102,19 +93,16 @@ class KFACRecorder(Recorder):
             raise ValueError(f'sharing must be "expand" or "reduce", got {sharing!r}')
         if fisher != "empirical" and loss is None:
             raise ValueError(f'fisher="{fisher}" needs to know the loss: give loss="cross_entropy"')
-        super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
+        super().__init__(
+            model, loss=loss, samples=samples, scaler=scaler, seed=seed, process_group=process_group
+        )
         self._layers = find_layers(model)
+        self._owners = {id(layer.bias): layer for layer in self._layers.values()} | self._layers
         self.fisher = fisher
         self.sharing = sharing
-        self.samples = positive_integer("samples", samples)
         self.max_dense = positive_integer("max_dense", max_dense)
         self._joint = joint
-        self._draws = Draws(seed, self._ranks)
-        self._biases = {
-            id(layer.bias): layer for layer in self._layers.values() if layer.bias is not None
-        }
-
-    # -- recording ---------------------------------------------------------------------------
+        self._hint = "" if fisher == "empirical" else ", with recorder.backward(loss, outputs)"
 
     def _install(self) -> list[Any]:
         return [
@@ -143,10 +131,7 @@ class KFACRecorder(Recorder):
         # gradient is seen: a checkpoint's recomputed forward pass never gets one.
         dtype = row_dtype(x)  # asked before autocast is off
         with as_written(x.device.type):
-            sums = input_sums(
-                layer, x.detach(), dtype, sharing=self.sharing, dense=layer.i <= self.max_dense
-            )
-        call = Call(layer, sums)
+            call = Call(layer, input_sums(layer, x.detach(), dtype, self.sharing, self.max_dense))
         if self.fisher == "empirical":
             output.register_hook(partial(self._on_gradient, call, context))
         else:
@@ -161,18 +146,12 @@ class KFACRecorder(Recorder):
     def _add(self, call: Call, grad: Tensor, *, factor: Tensor | float = 1.0) -> None:
         layer = call.layer
         with as_written(grad.device.type):
-            G = gradient_sum(
-                layer,
-                grad.detach(),
-                call.inputs.counted,
-                sharing=self.sharing,
-                dense=layer.o <= self.max_dense,
-            )
+            G = gradient_sum(call, grad.detach(), self.sharing, self.max_dense)
             if not isinstance(factor, float):
                 G /= factor**2
-            sums = self._sums.get(id(layer.weight))
+            sums = self._records.get(id(layer.weight))
             if sums is None:
-                self._sums[id(layer.weight)] = LayerSums(call.inputs, G)
+                self._records[id(layer.weight)] = LayerSums(call.inputs, G)
             else:
                 sums.G += G
                 if not call.added:
@@ -187,25 +166,12 @@ class KFACRecorder(Recorder):
                 f'fisher="{self.fisher}" needs the model\'s outputs: '
                 "recorder.backward(loss, outputs)"
             )
-        assert self.loss is not None
         calls, self._calls = self._calls, []
-        edges = cast("list[Tensor]", [call.edge for call in calls])
-        z = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
-        if self.fisher == "type-2":
-            vectors = LOSSES[self.loss].roots(z)
-        else:
-            vectors = (
-                LOSSES[self.loss].sample(z, self._draws.on(z.device)) for _ in range(self.samples)
-            )
-        for v in vectors:
-            grads = torch.autograd.grad(
-                outputs, edges, v.to(outputs.dtype), retain_graph=True, allow_unused=True
-            )
+        edges = [call.edge for call in calls]
+        for grads in self._drawn(outputs, edges, exact=self.fisher == "type-2"):
             for call, grad in zip(calls, grads, strict=True):
                 if grad is not None:
                     self._add(call, grad)
-
-    # -- the optimizer's side ----------------------------------------------------------------
 
     def joint(self) -> Sequence[tuple[Tensor, Tensor]]:
         """Weights and biases of the recorded layers, where both are trained."""
@@ -221,8 +187,8 @@ class KFACRecorder(Recorder):
 
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
-        layer = self._layers.get(id(p)) or self._biases.get(id(p))
-        sums = self._sums.get(id(layer.weight)) if layer is not None else None
+        layer = self._owners.get(id(p))
+        sums = self._records.get(id(layer.weight)) if layer is not None else None
         if layer is None or sums is None:
             return None
         self._check_batch_size(batch_size)
@@ -240,37 +206,25 @@ class KFACRecorder(Recorder):
         factors = (A, G) if layer.indexed else (G, A)
         return KroneckerCurvature(factors, tuple(len(U) for U in factors))
 
-    def _recorded(self) -> bool:
-        return bool(self._sums)
-
-    def _backward_hint(self) -> str:
-        return "" if self.fisher == "empirical" else ", with recorder.backward(loss, outputs)"
-
     def _drop(self) -> None:
         super()._drop()
-        self._context = object()  # gradients of an earlier context's graphs are not counted
-        self._sums = {}
         self._calls = []
 
     def _reduce(self) -> None:
-        if self._size == 1:
-            return
         layers = list(self._layers.values())
-        device = next(iter(self._sums.values())).G.device
+        device = next(iter(self._records.values())).G.device
         # A rank may not have come by a layer that others have: it takes part with zeros.
-        seen = self._ranks.any([id(layer.weight) in self._sums for layer in layers], device)
+        seen = self._ranks.any([id(layer.weight) in self._records for layer in layers], device)
         for layer, anywhere in zip(layers, seen, strict=True):
             if anywhere:
                 empty = zero_sums(layer, device=device, max_dense=self.max_dense)
-                sums = self._sums.setdefault(id(layer.weight), empty)
+                sums = self._records.setdefault(id(layer.weight), empty)
                 inputs = sums.inputs
                 inputs.rows = torch.as_tensor(inputs.rows, dtype=inputs.A.dtype, device=device)
                 self._ranks.sum_([inputs.A, inputs.a, inputs.rows, sums.G])
 
-    # -- what a person sees ------------------------------------------------------------------
-
     def _describe(self, p: nn.Parameter) -> str:
-        layer = self._layers.get(id(p)) or self._biases.get(id(p))
+        layer = self._owners.get(id(p))
         if layer is None:
             return "gradient outer product (not a layer that KFAC knows)"
         if p is layer.bias:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
-from rootfree.recorders.grams import wide_dtype
-from rootfree.recorders.losses import LOSSES
 from rootfree.recorders.recorder import Recorder
-from rootfree.recorders.sampling import Draws
-from rootfree.shell.checks import positive_integer
 
 
 class MonteCarloFisherRecorder(Recorder):
@@ -31,7 +26,8 @@ class MonteCarloFisherRecorder(Recorder):
         loss: "cross_entropy", "mse" or "binary_cross_entropy".
         samples: S, backward passes a batch; S gradients are kept until the step.
         scaler: the ``torch.amp.GradScaler`` in use (for the check of the loss's scale).
-        seed: of the drawn targets; default: from torch's own, without drawing from it.
+        seed: of the drawn targets; default: derived from torch's seed, without advancing its
+            generator.
         process_group: ranks that average gradients; None: this process alone.
 
     The loss is given to :meth:`backward` with the model's outputs.
@@ -49,7 +45,7 @@ class MonteCarloFisherRecorder(Recorder):
         torch.Size([2, 3, 4])
     """
 
-    _sums: dict[int, Tensor]
+    _hint = ", with recorder.backward(loss, outputs)"
 
     def __init__(
         self,
@@ -61,51 +57,27 @@ class MonteCarloFisherRecorder(Recorder):
         seed: int | None = None,
         process_group: Any = "world",
     ) -> None:
-        super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
-        self.samples = positive_integer("samples", samples)
-        self._draws = Draws(seed, self._ranks)
+        super().__init__(
+            model, loss=loss, samples=samples, scaler=scaler, seed=seed, process_group=process_group
+        )
+        self._rows = (self.samples,)
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         if outputs is None:
             raise ValueError("the model's outputs are needed: recorder.backward(loss, outputs)")
-        assert self.loss is not None
         params = [p for p in self.model.parameters() if p.requires_grad]
-        z = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
-        for s in range(self.samples):
-            v = LOSSES[self.loss].sample(z, self._draws.on(z.device)).to(outputs.dtype)
-            grads = torch.autograd.grad(outputs, params, v, retain_graph=True, allow_unused=True)
-            for p, g in zip(params, grads, strict=True):
+        for s, gradients in enumerate(self._drawn(outputs, params)):
+            for p, g in zip(params, gradients, strict=True):
                 if g is not None:
-                    self._rows_of(p)[s].add_(g)  # micro-batches: independent terms of one sum
-
-    def _rows_of(self, p: Tensor) -> Tensor:
-        if id(p) not in self._sums:
-            shape, dtype = (self.samples, *p.shape), wide_dtype(p.dtype)
-            self._sums[id(p)] = torch.zeros(shape, dtype=dtype, device=p.device)
-        return self._sums[id(p)]
+                    self._sum_of(p)[s].add_(g)  # micro-batches: independent terms of one sum
 
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """Vₛ = gₛ/√(S B)."""
-        V = self._sums.get(id(p))
+        V = self._records.get(id(p))
         if V is None:
             return None
         self._check_batch_size(batch_size)
         return SumOfOuterProducts(V / (self.samples * batch_size) ** 0.5)
-
-    def _recorded(self) -> bool:
-        return bool(self._sums)
-
-    def _backward_hint(self) -> str:
-        return ", with recorder.backward(loss, outputs)"
-
-    def _reduce(self) -> None:
-        if self._size > 1:
-            trained = [p for p in self.model.parameters() if p.requires_grad]
-            self._ranks.sum_([self._rows_of(p) for p in trained])
-
-    def _drop(self) -> None:
-        super()._drop()
-        self._sums = {}
 
     def _describe(self, p: nn.Parameter) -> str:
         return f"{self.samples} sampled gradients"

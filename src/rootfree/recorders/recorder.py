@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from rootfree.curvature import ParameterCurvature
+from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.losses import LOSSES
 from rootfree.recorders.ranks import Ranks
+from rootfree.shell.checks import positive_integer
 
 # Gradients in half precision are off by under one part in a hundred.
 _TOLERANCE = 1.05
@@ -27,6 +29,10 @@ class Recorder(ABC):
     leave nothing behind; micro-batches of one step go into one context.
     """
 
+    _hint = ""  # how `backward` is to be called, for messages
+    _rows: tuple[int, ...] = ()  # axes of a `_sum_of` before those of the parameter
+    _records: dict[Any, Any]  # by parameter, layer or module: what `of` uses
+    _context: object  # gradients of an earlier context's graphs are not counted
     _reduced: bool  # whether the ranks' recordings are summed up
     _terms: list[int]  # loss terms seen by `backward`, in each way of counting them
     _weight: Tensor | None  # lower bound on the weight of a term in the loss
@@ -37,7 +43,9 @@ class Recorder(ABC):
         model: nn.Module,
         *,
         loss: str | None = None,
+        samples: int = 1,
         scaler: Any = None,
+        seed: int | None = None,
         process_group: Any = "world",
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -46,7 +54,10 @@ class Recorder(ABC):
             raise ValueError(f"loss must be one of {', '.join(LOSSES)} or None, got {loss!r}")
         self.model = model
         self.loss = loss
+        self.samples = positive_integer("samples", samples)
         self.scaler = scaler
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
         self._ranks = Ranks(process_group)
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._parameters = dict(model.named_parameters())
@@ -56,8 +67,6 @@ class Recorder(ABC):
         self._trusted: set[int] = set()  # batch sizes whose scale was found right
         self._drop()
 
-    # -- what a recorder defines -------------------------------------------------------------
-
     def _install(self) -> list[Any]:
         """Put hooks on the model; their handles are removed when the context is left."""
         return []
@@ -66,13 +75,9 @@ class Recorder(ABC):
         """The passes that `backward` makes in addition to the ordinary one."""
         return  # none, unless a recorder says otherwise
 
-    @abstractmethod
-    def _recorded(self) -> bool:
-        """Whether there is anything that `of` could use."""
-
-    @abstractmethod
     def _reduce(self) -> None:
-        """Bring together what the ranks recorded; called once between recording and use."""
+        """Bring together what several ranks recorded; called once between recording and use."""
+        self._ranks.sum_([self._sum_of(p) for p in self.model.parameters() if p.requires_grad])
 
     @abstractmethod
     def _describe(self, p: nn.Parameter) -> str:
@@ -82,8 +87,6 @@ class Recorder(ABC):
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """H of the loss by `p`; see :class:`rootfree.Curvature`."""
 
-    # -- the context -------------------------------------------------------------------------
-
     def __enter__(self) -> Self:
         if self._open or self._skipping:
             raise RuntimeError(f"{type(self).__name__} is entered already")
@@ -91,12 +94,8 @@ class Recorder(ABC):
         self._drop()
         self._size = self._ranks.size
         self._looks = {name: _look(p) for name, p in self._parameters.items()}
+        self._handles = self._install()
         self._open = True
-        try:
-            self._handles = self._install()
-        except BaseException:
-            self.__exit__()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,9 +110,7 @@ class Recorder(ABC):
         ``with recorder.when(step % 2 == 0):`` keeps the other steps free of cost; ``backward`` is
         then the ordinary one.
         """
-        if due:
-            return self
-        return self._skip()
+        return self if due else self._skip()
 
     @contextmanager
     def _skip(self) -> Iterator[Recorder]:
@@ -127,21 +124,19 @@ class Recorder(ABC):
             self._skipping = False
 
     def backward(self, loss: Tensor, outputs: Tensor | None = None) -> None:
-        """``loss.backward()``, with whatever the recorder needs besides.
+        """``loss.backward()`` and the extra passes that the recorder needs.
 
         Args:
             loss: the loss of a (micro-)batch; with a gradient scaler, the scaled one.
             outputs: what the loss was computed from: the logits as ``F.cross_entropy`` takes them,
-                or the predictions of ``F.mse_loss``. With them, a loss that is no average although
-                ``batch_size`` says so is found out.
+                or the predictions of ``F.mse_loss``. With them, the recorder raises an error if
+                ``batch_size`` claims an average and the loss is not one.
         """
-        if not self._open:
-            if not self._skipping:
-                raise RuntimeError(f"backward() of a {type(self).__name__} outside its context")
-            loss.backward()
-            return
-        self._before_backward(loss, outputs)
-        if self.loss is None or outputs is None:
+        if self._open:
+            self._before_backward(loss, outputs)
+        elif not self._skipping:
+            raise RuntimeError(f"backward() of a {type(self).__name__} outside its context")
+        if not self._open or self.loss is None or outputs is None:
             loss.backward()
             return
         gradients: list[Tensor] = []
@@ -163,7 +158,41 @@ class Recorder(ABC):
         scale: Tensor = self.scaler.scale(torch.ones((), device=like.device))
         return scale
 
-    # -- the optimizer's side ----------------------------------------------------------------
+    def _drawn(
+        self, outputs: Tensor, inputs: Sequence[Any], *, exact: bool = False
+    ) -> Iterator[tuple[Tensor | None, ...]]:
+        """Gradients by `inputs` of the *summed* loss with targets ŷ ~ model, once a sample.
+
+        With `exact`, those of the columns of a root of the loss's Hessian, once a column.
+        """
+        assert self.loss is not None
+        loss = LOSSES[self.loss]
+        z = outputs.detach().to(wide_dtype(outputs.dtype))
+        draws = (loss.sample(z, self._generator(z.device)) for _ in range(self.samples))
+        for v in loss.roots(z) if exact else draws:
+            v = v.to(outputs.dtype)
+            yield torch.autograd.grad(outputs, inputs, v, retain_graph=True, allow_unused=True)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        """The recorder's own random numbers, so that recording does not change training.
+
+        Ranks hold different examples: the same draws on all of them would be correlated, and the
+        sum of what they sampled biased.
+        """
+        if device not in self._generators:
+            seed = torch.initial_seed() if self._seed is None else self._seed
+            generator = torch.Generator(device)
+            generator.manual_seed((seed + self._ranks.rank) % 2**63)
+            self._generators[device] = generator
+        return self._generators[device]
+
+    def _sum_of(self, p: Tensor) -> Tensor:
+        """What is summed up for `p`, zeros at first."""
+        if id(p) not in self._records:
+            shape, dtype = (*self._rows, *p.shape), wide_dtype(p.dtype)
+            self._records[id(p)] = torch.zeros(shape, dtype=dtype, device=p.device)
+        total: Tensor = self._records[id(p)]
+        return total
 
     def joint(self) -> Sequence[tuple[Tensor, Tensor]]:
         """Pairs (weight, bias) that are one matrix; see :class:`rootfree.Curvature`."""
@@ -172,10 +201,10 @@ class Recorder(ABC):
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise RuntimeError when there is nothing recorded that fits these parameters."""
         name = type(self).__name__
-        if not self._recorded():
+        if not self._records:
             raise RuntimeError(
                 f"{name} has recorded no backward pass since the last step: run forward and "
-                f"backward inside `with recorder:`{self._backward_hint()}. Hooks do not reach into "
+                f"backward inside `with recorder:`{self._hint}. Hooks do not reach into "
                 "a model compiled by torch.compile: record the model it was made from"
             )
         self._check_model()
@@ -187,18 +216,17 @@ class Recorder(ABC):
                 )
         if not any(id(p) in self._names for p in params):
             raise RuntimeError(f"none of the optimizer's parameters belongs to the {name}'s model")
-        if not self._reduced:
+        if self._size > 1 and not self._reduced:
             self._reduce()
-            self._reduced = True
+        self._reduced = True
 
     def used(self) -> None:
         """Drop what was recorded: the optimizer calls it at the end of a step that used it."""
         self._drop()
 
-    def _backward_hint(self) -> str:
-        return ""
-
     def _drop(self) -> None:
+        self._records = {}
+        self._context = object()
         self._reduced = False
         self._terms = []
         self._weight = None
@@ -234,8 +262,6 @@ class Recorder(ABC):
                 f"{terms[0]} terms, or set batch_size=1 for a summed loss"
             )
         self._trusted.add(batch_size)
-
-    # -- what a person sees ------------------------------------------------------------------
 
     def summary(self) -> str:
         """A table: parameter, shape, curvature."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch._subclasses.fake_tensor import FakeTensor
 
 from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.fused_stack import FusedStack
@@ -67,8 +68,6 @@ class BlockOptimizer(RootFreeOptimizer):
     def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
         """The dtype in which gradients are gathered and multiplied."""
         return working_dtype(p)
-
-    # -- state -------------------------------------------------------------------------------
 
     def _init_state(self, p: Tensor, group: Group) -> State:
         state: State = {}
@@ -166,6 +165,8 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _dues(self, memory: GroupMemory) -> list[bool]:
         """Whether each parameter's count of its own steps says that it is time."""
+        if isinstance(memory.steps, FakeTensor):  # no counts, to estimate memory: the most it takes
+            return [True] * len(memory.params)
         steps = [] if memory.steps is None else memory.steps.tolist()
         every = memory.group["update_every"]
         if isinstance(every, int):
@@ -196,8 +197,6 @@ class BlockOptimizer(RootFreeOptimizer):
             if isinstance(stack, FusedStack):
                 B, beta2, lam, gamma = (work.group[name] for name in _RATES)
                 stack.send(self._tail(work.group), (B, beta2, max(lam, LEAST_DAMPING), gamma))
-
-    # -- the step ----------------------------------------------------------------------------
 
     @_disable_dynamo
     def step(self, closure: Any = None) -> Any:

@@ -35,6 +35,7 @@ from rootfree.shell.work import GroupMemory, Work, sorted_work
 Group = dict[str, Any]
 Tensors = list[Tensor]
 
+_SWITCHES = {"nesterov", "decoupled_weight_decay"}
 _BATCH_SIZE_MISSING = (
     "batch_size is not set. It is the number of loss terms that the loss averages: images of a "
     "classification batch, tokens of a language model, over all micro-batches and ranks; 1 for a "
@@ -81,6 +82,8 @@ class RootFreeOptimizer(Optimizer, ABC):
         self._fused = False if state.get("_fused") is False else None
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
+        for group in self.param_groups:  # pickled before there were these options
+            group.update(dict.fromkeys(_SWITCHES & {*self.options} - {*group}, False))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.
@@ -117,8 +120,6 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _end_step(self, work: list[Work]) -> None:
         """Called when all parameters are updated."""
         return  # nothing, unless a method says otherwise
-
-    # -- groups ------------------------------------------------------------------------------
 
     @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -166,8 +167,6 @@ class RootFreeOptimizer(Optimizer, ABC):
         for group in self.param_groups:
             group["batch_size"] = checked
 
-    # -- the step ----------------------------------------------------------------------------
-
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -208,8 +207,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         found: list[Work] = []
         for group in self.param_groups:
             params = group["params"]
-            compiling = torch.compiler.is_compiling()
-            memory = None if compiling else self._memory_of(group)
+            memory = None if torch.compiler.is_compiling() else self._memory_of(group)
             gs = [p.grad for p in params]
             dues = None if memory is None else self._dues(memory)
             refresh: bool | None = True
@@ -222,7 +220,8 @@ class RootFreeOptimizer(Optimizer, ABC):
                 None if g is None else (p.device, p.dtype, g.dtype, g.layout, refresh is None and d)
                 for p, g, d in zip(params, gs, dues, strict=True)
             ]
-            work = self._known_work(memory, kinds) if memory is not None else None
+            patterns = [] if memory is None else memory.patterns
+            work = next((work for known, work in patterns if known == kinds), None)
             if work is None:
                 rows = [self.state[p] for p in params] if memory is None else memory.rows
                 work = sorted_work(group, kinds, rows, elements_at_once=self._elements_at_once)
@@ -233,10 +232,6 @@ class RootFreeOptimizer(Optimizer, ABC):
                 w.refresh = refresh if refresh is not None else dues[w.where[0]]
             found += work
         return found
-
-    @staticmethod
-    def _known_work(memory: GroupMemory, kinds: list[Any]) -> list[Work] | None:
-        return next((work for known, work in memory.patterns if known == kinds), None)
 
     def _memory_of(self, group: Group) -> GroupMemory:
         """What is known of a group: made anew when anything that it depends on is not as it was."""
@@ -326,8 +321,6 @@ class RootFreeOptimizer(Optimizer, ABC):
         if self._batch_counter is not None:
             self._batch_counter.reset()
 
-    # -- checkpoints -------------------------------------------------------------------------
-
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copy a checkpoint in; each state tensor keeps its own dtype, device and storage.
@@ -343,8 +336,6 @@ class RootFreeOptimizer(Optimizer, ABC):
         load_checkpoint(self, state_dict)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
-
-    # -- what a person sees ------------------------------------------------------------------
 
     def summary(self) -> str:
         """A table: parameter, shape, preconditioner, bytes of state."""

@@ -76,12 +76,12 @@ class Structure(ABC):
         """Dense M (b, d, d) that lies in the structure -> packed; other entries are not read."""
 
     @abstractmethod
-    def project(self, M: Tensor) -> Tensor:
-        """Π(M), packed, of a dense symmetric M (b, d, d)."""
-
-    @abstractmethod
     def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
         """``M <- M + value·I`` on packed M, in place; returns M."""
+
+    def project(self, M: Tensor) -> Tensor:
+        """Π(M), packed, of a dense symmetric M (b, d, d)."""
+        return self.pack(M)  # right where the structure holds the mirror image of every entry
 
     def identity(self, b: int, *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Packed identity, b times."""
@@ -152,14 +152,13 @@ class SizedStructure(Structure):
 
     @property
     def name(self) -> str:
-        """Canonical text, with the size: block_diagonal:32."""
         return f"{self.kind}:{self.k}"
 
 
 def frobenius_norm(structure: Structure, M: Tensor) -> Tensor:
     """``‖M‖_F`` of a packed M, (b,), also where its square leaves the range of the dtype."""
     largest = M.abs().flatten(1).amax(1).clamp(min=1.0)
-    return largest * structure.squared_norm(M / largest.view(-1, *[1] * (M.dim() - 1))).sqrt()
+    return largest * structure.squared_norm(M / per_block(largest, M)).sqrt()
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

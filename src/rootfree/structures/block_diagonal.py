@@ -45,9 +45,6 @@ class BlockDiagonal(SizedStructure):
         blocks = padded.view(-1, n, k, n, k)
         return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).contiguous()
 
-    def project(self, M: Tensor) -> Tensor:
-        return self.pack(M)
-
     def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
         diagonals = M.diagonal(dim1=-2, dim2=-1)  # (b, n, k)
         diagonals[:, :-1].add_(value)

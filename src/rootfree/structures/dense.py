@@ -25,9 +25,6 @@ class Dense(Structure):
     def pack(self, M: Tensor) -> Tensor:
         return M
 
-    def project(self, M: Tensor) -> Tensor:
-        return M
-
     def apply_symmetric(self, K: Tensor, X: Tensor) -> Tensor:
         # Making K Kᵀ costs d³ (two thirds of it where it is halved), a second product with X d²r.
         cost = 0.67 * self.d if is_halved(K) else self.d

@@ -26,9 +26,6 @@ class Diagonal(Structure):
     def pack(self, M: Tensor) -> Tensor:
         return M.diagonal(dim1=-2, dim2=-1).contiguous()
 
-    def project(self, M: Tensor) -> Tensor:
-        return self.pack(M)
-
     def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
         return M.add_(value)
 

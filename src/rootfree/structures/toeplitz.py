@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,9 +27,19 @@ class _Toeplitz(Structure):
     Π(M): the mean of each diagonal of M, all but the main one twice.
     """
 
+    _upper: ClassVar[bool]
+
     @property
     def packed_shape(self) -> tuple[int, ...]:
         return (self.d,)
+
+    def unpack(self, K: Tensor) -> Tensor:
+        # row i is the window c[i], c[i-1], ..., c[i-d+1], where c is 0 at negative places
+        lower = pad(K, (self.d - 1, 0)).unfold(1, self.d, 1).flip(-1)
+        return lower.mT if self._upper else lower
+
+    def pack(self, M: Tensor) -> Tensor:
+        return (M[:, 0, :] if self._upper else M[:, :, 0]).contiguous()
 
     def project(self, M: Tensor) -> Tensor:
         d = self.d
@@ -51,6 +62,12 @@ class _Toeplitz(Structure):
         M[:, 0].add_(value)
         return M
 
+    def apply(self, K: Tensor, X: Tensor) -> Tensor:
+        return _convolve(K.unsqueeze(1), X.mT, correlate=self._upper).mT
+
+    def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
+        return _convolve(K.unsqueeze(1), X.mT, correlate=not self._upper).mT
+
     def product(self, K: Tensor, M: Tensor) -> Tensor:
         return _convolve(K, M).contiguous()
 
@@ -65,7 +82,7 @@ class _Toeplitz(Structure):
     def project_factor_gram(self, K: Tensor) -> Tensor:
         # Σᵢ (KᵀK)[i+j, i] = Σₘ (d-j-m) c[m+j] c[m]: place m+j carries its multiplicity, d-(m+j)
         c = K.to(wide_dtype(K.dtype))
-        return self._tangent(_correlate(c, self._multiplicities(c) * c)).to(K.dtype)
+        return self._tangent(_convolve(c, self._multiplicities(c) * c, correlate=True)).to(K.dtype)
 
     def trace(self, M: Tensor) -> Tensor:
         return self.d * M[:, 0].to(wide_dtype(M.dtype))
@@ -87,18 +104,7 @@ class LowerToeplitz(_Toeplitz):
     """Lower triangular Toeplitz matrices; packed: the first column."""
 
     kind = "lower_toeplitz"
-
-    def unpack(self, K: Tensor) -> Tensor:
-        return _lower(K)
-
-    def pack(self, M: Tensor) -> Tensor:
-        return M[:, :, 0].contiguous()
-
-    def apply(self, K: Tensor, X: Tensor) -> Tensor:
-        return _convolve(K.unsqueeze(1), X.mT).mT
-
-    def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
-        return _correlate(K.unsqueeze(1), X.mT).mT
+    _upper = False
 
 
 @dataclass(frozen=True)
@@ -106,39 +112,17 @@ class UpperToeplitz(_Toeplitz):
     """Upper triangular Toeplitz matrices; packed: the first row."""
 
     kind = "upper_toeplitz"
-
-    def unpack(self, K: Tensor) -> Tensor:
-        return _lower(K).mT
-
-    def pack(self, M: Tensor) -> Tensor:
-        return M[:, 0, :].contiguous()
-
-    def apply(self, K: Tensor, X: Tensor) -> Tensor:
-        return _correlate(K.unsqueeze(1), X.mT).mT
-
-    def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
-        return _convolve(K.unsqueeze(1), X.mT).mT
+    _upper = True
 
 
-def _lower(c: Tensor) -> Tensor:
-    """First column (b, d) -> dense lower Toeplitz matrix (b, d, d)."""
-    d = c.shape[1]
-    # row i is the window c[i], c[i-1], ..., c[i-d+1], where c is 0 at negative places
-    return pad(c, (d - 1, 0)).unfold(1, d, 1).flip(-1)
+def _convolve(c: Tensor, x: Tensor, *, correlate: bool = False) -> Tensor:
+    """``y[i] = Σⱼ c[j] x[i-j]``, i < d, along the last axis (d); c broadcasts to x.
 
-
-def _convolve(c: Tensor, x: Tensor) -> Tensor:
-    """``y[i] = Σⱼ c[j] x[i-j]``, i < d, along the last axis (d); c broadcasts to x."""
+    Or, with `correlate`, ``y[i] = Σⱼ c[j] x[i+j]``.
+    """
     d, n, wide = x.shape[-1], _fft_length(x.shape[-1]), wide_dtype(x.dtype)
-    spectrum = torch.fft.rfft(x.to(wide), n).mul_(torch.fft.rfft(c.to(wide), n))
-    y: Tensor = torch.fft.irfft(spectrum, n)[..., :d]
-    return y.to(x.dtype)
-
-
-def _correlate(c: Tensor, x: Tensor) -> Tensor:
-    """``y[j] = Σₘ c[m] x[m+j]``, j < d, along the last axis (d); c broadcasts to x."""
-    d, n, wide = x.shape[-1], _fft_length(x.shape[-1]), wide_dtype(x.dtype)
-    spectrum = torch.fft.rfft(x.to(wide), n).mul_(torch.fft.rfft(c.to(wide), n).conj())
+    kernel = torch.fft.rfft(c.to(wide), n)
+    spectrum = torch.fft.rfft(x.to(wide), n).mul_(kernel.conj() if correlate else kernel)
     y: Tensor = torch.fft.irfft(spectrum, n)[..., :d]
     return y.to(x.dtype)
 
@@ -147,13 +131,6 @@ def _correlate(c: Tensor, x: Tensor) -> Tensor:
 def _fft_length(d: int) -> int:
     """The smallest length without prime factors above 5 (fast FFT) that holds 2d-1 (no wrap)."""
     n = 2 * d - 1
-    while not _is_smooth(n):
+    while pow(30, n.bit_length(), n) != 0:  # those lengths divide a power of 2·3·5
         n += 1
     return n
-
-
-def _is_smooth(n: int) -> bool:
-    for prime in (2, 3, 5):
-        while n % prime == 0:
-            n //= prime
-    return n == 1

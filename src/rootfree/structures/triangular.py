@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,26 +23,22 @@ class _Triangular(Structure):
     def packed_shape(self) -> tuple[int, ...]:
         return (self.d * (self.d + 1) // 2,)
 
-    @abstractmethod
-    def _entries(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Places of the packed entries in the flat dense matrix, and of the diagonal in packed."""
-
     def unpack(self, K: Tensor) -> Tensor:
-        places, _ = self._entries(K.device)
+        places, _ = _entries(self.kind, self.d, K.device)
         flat = K.new_zeros(K.shape[0], self.d * self.d)
         return flat.index_copy_(1, places, K).view(-1, self.d, self.d)
 
     def pack(self, M: Tensor) -> Tensor:
-        places, _ = self._entries(M.device)
+        places, _ = _entries(self.kind, self.d, M.device)
         return M.flatten(1).index_select(1, places)
 
     def project(self, M: Tensor) -> Tensor:
-        _, diagonal = self._entries(M.device)
+        _, diagonal = _entries(self.kind, self.d, M.device)
         doubled = self.pack(M).mul_(2)
         return doubled.index_copy_(1, diagonal, M.diagonal(dim1=-2, dim2=-1))
 
     def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
-        _, diagonal = self._entries(M.device)
+        _, diagonal = _entries(self.kind, self.d, M.device)
         return M.index_copy_(1, diagonal, M.index_select(1, diagonal).add_(value))
 
 
@@ -53,9 +48,6 @@ class LowerTriangular(_Triangular):
 
     kind = "lower_triangular"
 
-    def _entries(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        return _lower_entries(self.d, device)
-
 
 @dataclass(frozen=True)
 class UpperTriangular(_Triangular):
@@ -63,23 +55,17 @@ class UpperTriangular(_Triangular):
 
     kind = "upper_triangular"
 
-    def _entries(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        return _upper_entries(self.d, device)
-
 
 # The index tensors are cached, not kept in the structure: they belong to (d, device), all factors
 # of one size share them, and a stateless structure can be compared, hashed and pickled.
-
-
-@lru_cache(maxsize=64)
-def _lower_entries(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.tril_indices(d, d, device=device)
+@lru_cache(maxsize=128)
+def _entries(kind: str, d: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Places of the packed entries in the flat dense matrix, and of the diagonal in packed."""
     i = torch.arange(d, device=device)
-    return rows * d + columns, i * (i + 3) // 2  # row i starts at i(i+1)/2, its diagonal is i later
-
-
-@lru_cache(maxsize=64)
-def _upper_entries(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.triu_indices(d, d, device=device)
-    i = torch.arange(d, device=device)
-    return rows * d + columns, i * d - i * (i - 1) // 2  # the rows before i hold d, d-1, ..., d-i+1
+    if kind == "lower_triangular":
+        rows, columns = torch.tril_indices(d, d, device=device)
+        diagonal = i * (i + 3) // 2  # row i starts at i(i+1)/2, its diagonal is i later
+    else:
+        rows, columns = torch.triu_indices(d, d, device=device)
+        diagonal = i * d - i * (i - 1) // 2  # the rows before i hold d, d-1, ..., d-i+1
+    return rows * d + columns, diagonal
