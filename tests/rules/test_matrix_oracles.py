@@ -299,3 +299,47 @@ def test_a_batch_size_that_changes_is_used_as_it_is(method):
         p.grad = torch.tensor(g)
         optimizer.step()
         np.testing.assert_allclose(p.detach().numpy(), oracle.step(g), rtol=AGREES)
+
+
+@pytest.mark.parametrize("schedule", [(0.8, 0.0, 0.8), (0.0, 0.8, 0.0)], ids=str)
+def test_momentum_is_turned_on_and_off_between_steps(method, schedule):
+    """While it is off, the buffer is the latest direction; one that there was not is zero."""
+    make, make_oracle = METHODS[method]
+    options = {**balanced(method), "momentum": schedule[0]}
+    start = np.ones((3, 2))
+    oracle = make_oracle(start, options)
+    p = nn.Parameter(torch.tensor(start))
+    optimizer = make([p], **options)
+    rng = np.random.default_rng(0)
+    for phase, momentum in enumerate(schedule):
+        optimizer.param_groups[0]["momentum"] = oracle.momentum = momentum
+        if phase == 1 and momentum > 0:
+            oracle.buffer = np.zeros_like(oracle.buffer)
+        for _ in range(4):
+            g = 0.3 * rng.normal(size=(3, 2))
+            p.grad = torch.tensor(g)
+            optimizer.step()
+            np.testing.assert_allclose(p.detach().numpy(), oracle.step(g), rtol=AGREES)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+@pytest.mark.parametrize("schedule", [(0.0, 0.3), (0.3, 0.0), (0.0, 0.3, 0.0, 0.1)], ids=str)
+def test_damping_is_turned_on_and_off_between_steps(method, schedule, gamma):
+    """RFFullAdagrad keeps S⁻¹ alone without it: S goes on as the inverse of that."""
+    make, make_oracle = METHODS[method]
+    options = {**balanced(method), "damping": schedule[0], "gamma": gamma}
+    start = np.ones(5)
+    oracle = make_oracle(start, options)
+    p = nn.Parameter(torch.tensor(start))
+    optimizer = make([p], **options)
+    rng = np.random.default_rng(0)
+    for damping in schedule:
+        optimizer.param_groups[0]["damping"] = oracle.damping = damping
+        for _ in range(6):
+            g = 0.3 * rng.normal(size=5)
+            p.grad = torch.tensor(g)
+            optimizer.step()
+            np.testing.assert_allclose(p.detach().numpy(), oracle.step(g), rtol=LOOSE)
+    assert ("block0.factor" in optimizer.state[p]) == (
+        method == "RFFullAdagrad" and schedule[-1] > 0
+    )

@@ -121,3 +121,18 @@ def test_float64_shows_what_float32_should_be(method):
             optimizer.step()
         found.append(p.detach().double())
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.xfail(strict=True, reason="S⁻¹ by rank one loses definiteness in fp32 from d = 128 on")
+def test_as_many_elements_as_the_window_has_steps():
+    """γ = 1 and β₂ = 0.1: (1 - β₂)^128 is 1e-6; in fp64 the parameter stays below 1e-3."""
+    p = nn.Parameter(torch.zeros(128))
+    optimizer = rootfree.RFFullAdagrad([p], lr=1e-3, batch_size=32, gamma=1.0, precond_lr=0.1)
+    draw = gradients(0, 128)
+    for _ in range(400):
+        p.grad = draw()
+        optimizer.step()
+    (S_inv,) = optimizer.state[p]["block0.inverse"].double()
+    assert p.abs().max() < 1e-2  # found: 9e7
+    root = S_inv.diagonal().sqrt()
+    assert torch.linalg.eigvalsh(S_inv / root[:, None] / root)[0] > -1e-5
