@@ -10,6 +10,7 @@ from torch import nn
 
 import rootfree
 from conformance.problems import BATCH, batches, identical, loss_of, network, snapshot
+from kernels.devices import DEVICE
 from rootfree.kernels.fused_stack import FusedStack
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -123,7 +124,8 @@ def stepped(make, *, missing=(), optimizer=None, **options):
     """An optimizer after two steps (the first makes what the second knows)."""
     if optimizer is None:
         start = {"weight_decay": 0.1, "momentum": 0.9, "lr": 0.1, "damping": 0.1}
-        ps = [nn.Parameter(torch.ones(4, 3)), *(nn.Parameter(torch.ones(5)) for _ in range(5))]
+        shapes = [(4, 3), *[(5,)] * 5]
+        ps = [nn.Parameter(torch.ones(shape, device=DEVICE)) for shape in shapes]
         optimizer = make(ps, batch_size=8, **{**start, **options})
     ps = optimizer.param_groups[0]["params"]
     for _ in range(2):
