@@ -21,7 +21,6 @@ from conformance.problems import (
     snapshot,
 )
 from rootfree.kernels.graphs import Recorder
-from rootfree.kernels.graphs import Recorder
 from rootfree.kernels.stack import Stack
 from rootfree.shell import block_optimizer
 
@@ -55,18 +54,6 @@ class Run:
     def step(self):
         self.monkeypatch.setattr(block_optimizer, "REPLAYED", self.limit)
         self.optimizer.step()
-
-    @property
-    def recordings(self) -> list:
-        """Of the stacks of all patterns of gradients that are remembered."""
-        return [
-            stack._recordings
-            for memory in self.optimizer._memories.values()
-            for _, works in memory.patterns
-            for work in works
-            for _, stack in work.stacks or []
-            if not isinstance(stack, Stack) and stack._recordings is not None
-        ]
 
     @property
     def recordings(self) -> list:
