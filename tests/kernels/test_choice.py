@@ -103,12 +103,7 @@ def test_kernels_are_tried_once_and_left_alone_where_triton_fails(monkeypatch):
         plan._usable.cache_clear()
 
 
-COUNTED = pytest.mark.xfail(strict=True, reason="counts of steps are read from tensors")
-
-
-@pytest.mark.parametrize(
-    "method", [rootfree.RFRMSprop, pytest.param(rootfree.IFShampoo, marks=COUNTED)]
-)
+@pytest.mark.parametrize("method", [rootfree.RFRMSprop, rootfree.IFShampoo])
 def test_tensors_without_numbers_are_followed_through_the_rules(method):
     """As where the memory of a training run is estimated."""
     with FakeTensorMode():
