@@ -1,9 +1,8 @@
 """Recorders of curvature: contexts around forward and backward that an optimizer then asks."""
 
-from rootfree.recorders.hutchinson import HutchinsonDiagonal
 from rootfree.recorders.kfac import KFACRecorder
-from rootfree.recorders.monte_carlo import MonteCarloFisherRecorder
 from rootfree.recorders.per_example import PerExampleFisherRecorder
+from rootfree.recorders.sampled import HutchinsonDiagonal, MonteCarloFisherRecorder
 
 __all__ = [
     "HutchinsonDiagonal",

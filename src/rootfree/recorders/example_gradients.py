@@ -60,8 +60,7 @@ def of_module(module: nn.Module, name: str, x: Tensor, grad: Tensor) -> Tensor:
             y: Tensor = functional_call(bare, {f"module.{name}": p}, (x.unsqueeze(0),))
             return y.squeeze(0)
 
-        pull_back = vjp(forward, p.detach())[1]
-        V: Tensor = pull_back(grad)[0]
+        V: Tensor = vjp(forward, p.detach())[1](grad)[0]
         return V
 
     V: Tensor = vmap(one)(x.to(p.dtype), grad.to(p.dtype))

@@ -48,7 +48,12 @@ def _without_autocast(device_type: str) -> Iterator[None]:
 
 def gram_of_rows(rows: Tensor) -> Tensor:
     """Σ_r rows[r] rows[r]ᵀ for rows (r, d): (d, d)."""
-    return _product(rows.mT, rows)
+    wide = wide_dtype(rows.dtype)
+    if rows.dtype == wide:
+        return rows.mT @ rows
+    if rows.is_cuda and _WIDE_PRODUCTS:
+        return torch.mm(rows.mT, rows, out_dtype=wide)
+    return rows.mT.to(wide) @ rows.to(wide)
 
 
 def gram(X: Tensor) -> Tensor:
@@ -62,12 +67,3 @@ def gram(X: Tensor) -> Tensor:
 def gram_diagonal(X: Tensor) -> Tensor:
     """The diagonal of `gram`: (g, d)."""
     return X.to(wide_dtype(X.dtype)).square().sum(0)
-
-
-def _product(X: Tensor, Y: Tensor) -> Tensor:
-    wide = wide_dtype(X.dtype)
-    if X.dtype == wide:
-        return X @ Y
-    if X.is_cuda and _WIDE_PRODUCTS:
-        return torch.mm(X, Y, out_dtype=wide)
-    return X.to(wide) @ Y.to(wide)

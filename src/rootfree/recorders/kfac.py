@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from rootfree.curvature import KroneckerCurvature, ParameterCurvature
 from rootfree.recorders.grams import as_written, row_dtype
-from rootfree.recorders.kfac_factors import Call, LayerSums, Sharing, block_diagonal, zero_sums
+from rootfree.recorders.kfac_factors import Call, LayerSums, Sharing, gradient_sum, input_sums
 from rootfree.recorders.layers import Layer, find_layers
 from rootfree.recorders.recorder import Recorder
 from rootfree.shell.checks import positive_integer
@@ -93,9 +93,8 @@ class KFACRecorder(Recorder):
             raise ValueError(f'sharing must be "expand" or "reduce", got {sharing!r}')
         if fisher != "empirical" and loss is None:
             raise ValueError(f'fisher="{fisher}" needs to know the loss: give loss="cross_entropy"')
-        super().__init__(
-            model, loss=loss, samples=samples, scaler=scaler, seed=seed, process_group=process_group
-        )
+        super().__init__(model, loss=loss, scaler=scaler, seed=seed, process_group=process_group)
+        self.samples = positive_integer("samples", samples)
         self._layers = find_layers(model)
         self._owners = {id(layer.bias): layer for layer in self._layers.values()} | self._layers
         self.fisher = fisher
@@ -115,13 +114,7 @@ class KFACRecorder(Recorder):
 
     @_disable_dynamo
     def _after_forward(
-        self,
-        layer: Layer,
-        context: object,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Tensor,
+        self, layer: Layer, context: object, _: nn.Module, args: Any, kwargs: Any, output: Tensor
     ) -> None:
         if not (torch.is_grad_enabled() and output.requires_grad and layer.trains()):
             return
@@ -144,14 +137,13 @@ class KFACRecorder(Recorder):
             self._add(call, grad, factor=self._scale_of(grad))
 
     def _add(self, call: Call, grad: Tensor, *, factor: Tensor | float = 1.0) -> None:
-        layer = call.layer
         with as_written(grad.device.type):
             G = gradient_sum(call, grad.detach(), self.sharing, self.max_dense)
             if not isinstance(factor, float):
                 G /= factor**2
-            sums = self._records.get(id(layer.weight))
+            sums = self._records.get(id(call.layer.weight))
             if sums is None:
-                self._records[id(layer.weight)] = LayerSums(call.inputs, G)
+                self._records[id(call.layer.weight)] = LayerSums(call.inputs, G)
             else:
                 sums.G += G
                 if not call.added:
@@ -182,8 +174,7 @@ class KFACRecorder(Recorder):
         ]
 
     def _joined(self, layer: Layer) -> bool:
-        bias = layer.bias
-        return self._joint and bias is not None and bias.requires_grad
+        return self._joint and layer.bias is not None and layer.bias.requires_grad
 
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
@@ -199,7 +190,7 @@ class KFACRecorder(Recorder):
         else:
             # Rows are of the summed loss, whose average the optimizer sees.
             factor = 1 / (batch_size * (self.samples if self.fisher == "monte-carlo" else 1))
-        G = block_diagonal(sums.G) * factor
+        G = sums.gradient_factor() * factor
         if p is layer.bias:
             return KroneckerCurvature((G,), (len(G),))
         A = sums.inputs.mean(bias=self._joined(layer))
@@ -217,7 +208,7 @@ class KFACRecorder(Recorder):
         seen = self._ranks.any([id(layer.weight) in self._records for layer in layers], device)
         for layer, anywhere in zip(layers, seen, strict=True):
             if anywhere:
-                empty = zero_sums(layer, device=device, max_dense=self.max_dense)
+                empty = LayerSums.zeros(layer, device, self.max_dense)
                 sums = self._records.setdefault(id(layer.weight), empty)
                 inputs = sums.inputs
                 inputs.rows = torch.as_tensor(inputs.rows, dtype=inputs.A.dtype, device=device)

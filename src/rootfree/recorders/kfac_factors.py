@@ -35,9 +35,8 @@ class InputSums:
 
     def mean(self, *, bias: bool) -> Tensor:
         """E[a aᵀ]; with `bias`, of the inputs with a one appended, the input of the bias."""
-        rows = self.rows
         # A layer that got empty batches only has H = 0, not 0/0.
-        rows = rows.clamp(min=1) if isinstance(rows, Tensor) else max(rows, 1)
+        rows = self.rows.clamp(min=1) if isinstance(self.rows, Tensor) else max(self.rows, 1)
         A = self.A / rows
         if not bias:
             return A
@@ -56,6 +55,22 @@ class LayerSums:
     inputs: InputSums
     G: Tensor
 
+    @classmethod
+    def zeros(cls, layer: Layer, device: torch.device, max_dense: int) -> LayerSums:
+        """The sums of a layer that was not called."""
+        wide = wide_dtype(layer.weight.dtype)
+        dense_in = layer.i <= max_dense and not layer.indexed
+        A = torch.zeros([layer.i] * (1 + dense_in), dtype=wide, device=device)
+        a = A.new_zeros(0 if layer.indexed else layer.i)
+        G = A.new_zeros([layer.groups] + [layer.o] * (1 + (layer.o <= max_dense)))
+        return cls(InputSums(A, a, 0), G)
+
+    def gradient_factor(self) -> Tensor:
+        """G as one matrix with the groups' blocks on its diagonal; a diagonal (g, o) as one."""
+        if self.G.dim() == 2 or self.G.shape[-1] == 1:
+            return self.G.reshape(-1)
+        return self.G[0] if len(self.G) == 1 else torch.block_diag(*self.G)
+
 
 @dataclass
 class Call:
@@ -68,12 +83,13 @@ class Call:
 
 
 def input_sums(
-    layer: Layer, x: Tensor, dtype: torch.dtype, *, sharing: Sharing, dense: bool
+    layer: Layer, x: Tensor, dtype: torch.dtype, sharing: Sharing, max_dense: int
 ) -> InputSums:
     """The input half of one call; rows are multiplied in `dtype`."""
     if isinstance(layer, EmbeddingLayer):
-        return _index_sums(layer, x, sharing=sharing)
+        return _index_sums(layer, x, sharing)
     x = x.to(dtype)
+    dense = layer.i <= max_dense
     if dense and sharing == "expand" and isinstance(layer, LinearLayer):
         # What follows in fewer calls: a model has many of these, and the host is soon the slower.
         X = x.reshape(-1, x.shape[-1])
@@ -94,10 +110,10 @@ def input_sums(
     return InputSums(A, a, rows)
 
 
-def gradient_sum(
-    layer: Layer, grad: Tensor, counted: Tensor | None, *, sharing: Sharing, dense: bool
-) -> Tensor:
+def gradient_sum(call: Call, grad: Tensor, sharing: Sharing, max_dense: int) -> Tensor:
     """Σ g gᵀ over the rows of output gradients (g, o, o), or its diagonal (g, o)."""
+    layer, counted = call.layer, call.inputs.counted
+    dense = layer.o <= max_dense
     if dense and sharing == "expand" and isinstance(layer, LinearLayer):
         return gram_of_rows(grad.reshape(-1, grad.shape[-1])).unsqueeze(0)
     Y = layer.outputs(grad)
@@ -109,7 +125,7 @@ def gradient_sum(
     return gram(Y) if dense else gram_diagonal(Y)
 
 
-def _index_sums(layer: EmbeddingLayer, x: Tensor, *, sharing: Sharing) -> InputSums:
+def _index_sums(layer: EmbeddingLayer, x: Tensor, sharing: Sharing) -> InputSums:
     """One-hot inputs: Σ a aᵀ is diagonal ("reduce": its diagonal is taken)."""
     index = layer.indices(x)
     counted = layer.counted(x)
@@ -131,20 +147,3 @@ def _index_sums(layer: EmbeddingLayer, x: Tensor, *, sharing: Sharing) -> InputS
     A = torch.zeros(layer.i, dtype=wide, device=x.device)
     A.scatter_add_(0, index.reshape(-1), weight.reshape(-1))
     return InputSums(A, A.new_zeros(0), rows, counted)
-
-
-def zero_sums(layer: Layer, *, device: torch.device, max_dense: int) -> LayerSums:
-    """The sums of a layer that was not called."""
-    wide = wide_dtype(layer.weight.dtype)
-    dense_in = layer.i <= max_dense and not layer.indexed
-    A = torch.zeros([layer.i] * (1 + dense_in), dtype=wide, device=device)
-    a = A.new_zeros(0 if layer.indexed else layer.i)
-    G = A.new_zeros([layer.groups] + [layer.o] * (1 + (layer.o <= max_dense)))
-    return LayerSums(InputSums(A, a, 0), G)
-
-
-def block_diagonal(G: Tensor) -> Tensor:
-    """(g, o, o) as one matrix with the groups' blocks on its diagonal; a diagonal (g, o) as one."""
-    if G.dim() == 2 or G.shape[-1] == 1:
-        return G.reshape(-1)
-    return G[0] if len(G) == 1 else torch.block_diag(*G)

@@ -20,11 +20,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from rootfree.recorders.grams import wide_dtype
+
+# What modules that share a weight must have in common, to be one layer.
+_OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode", "padding_idx")
 
 
 @dataclass
@@ -62,9 +66,9 @@ class Layer(ABC):
         """Whether anything of the layer gets a gradient."""
         return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
 
-    @abstractmethod
     def outputs(self, y: Tensor) -> Tensor:
         """Something shaped like the layer's output as (n, t, g, o)."""
+        return _as_rows(y)
 
 
 class MatrixLayer(Layer):
@@ -86,11 +90,7 @@ class LinearLayer(MatrixLayer):
         yield _as_rows(x)
 
     def mean_inputs(self, x: Tensor) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return _as_rows(x).mean(1, keepdim=True, dtype=wide)
-
-    def outputs(self, y: Tensor) -> Tensor:
-        return _as_rows(y)
+        return _as_rows(x).mean(1, keepdim=True, dtype=wide_dtype(x.dtype))
 
 
 class EmbeddingLayer(Layer):
@@ -115,9 +115,6 @@ class EmbeddingLayer(Layer):
         padding = self.module.padding_idx
         return None if padding is None else self.indices(x) != padding
 
-    def outputs(self, y: Tensor) -> Tensor:
-        return _as_rows(y)
-
 
 class ConvLayer(MatrixLayer):
     """A convolution over one, two or three axes: linear in the patches of its input."""
@@ -141,8 +138,7 @@ class ConvLayer(MatrixLayer):
     def mean_inputs(self, x: Tensor) -> Tensor:
         patches = self._patches(x)
         axes = (patches.dim() - 3) // 2
-        wide = torch.promote_types(x.dtype, torch.float32)
-        mean = patches.mean(dim=tuple(range(3, 3 + axes)), dtype=wide)
+        mean = patches.mean(dim=tuple(range(3, 3 + axes)), dtype=wide_dtype(x.dtype))
         return mean.reshape(len(mean), 1, self.groups, self.i)
 
     def outputs(self, y: Tensor) -> Tensor:
@@ -162,16 +158,9 @@ class ConvLayer(MatrixLayer):
             (size - d * (k - 1) - 1) // s + 1
             for size, k, s, d in zip(x.shape[3:], kernel, stride, dilation, strict=True)
         ]
-        strides = x.stride()
-        return x.as_strided(
-            (*x.shape[:3], *positions, *kernel),
-            (
-                *strides[:3],
-                *(step * s for step, s in zip(strides[3:], stride, strict=True)),
-                *(step * d for step, d in zip(strides[3:], dilation, strict=True)),
-            ),
-            x.storage_offset(),
-        )
+        steps = [a * b for a, b in zip(x.stride()[3:] * 2, (*stride, *dilation), strict=True)]
+        shape = (*x.shape[:3], *positions, *kernel)
+        return x.as_strided(shape, (*x.stride()[:3], *steps), x.storage_offset())
 
 
 def find_layers(model: nn.Module) -> dict[int, Layer]:
@@ -189,7 +178,12 @@ def find_layers(model: nn.Module) -> dict[int, Layer]:
             continue
         bias: nn.Parameter | None = getattr(module, "bias", None)
         layer = layers.setdefault(id(weight), kind(name, weight, bias))
-        if type(layer) is not kind or layer.bias is not bias or not _alike(layer, module):
+        alike = all(
+            getattr(module, option, None) == getattr(other, option, None)
+            for other in layer.modules
+            for option in _OPTIONS
+        )
+        if type(layer) is not kind or layer.bias is not bias or not alike:
             refused.add(id(weight))
         layer.modules.append(module)
     return {key: layer for key, layer in layers.items() if key not in refused}
@@ -198,9 +192,9 @@ def find_layers(model: nn.Module) -> dict[int, Layer]:
 def _kind(module: nn.Module) -> type[Layer] | None:
     # A module that computes something else than its class says (its own forward, a weight made by
     # a parametrisation) is not described by the class; attention never calls its output layer.
-    forward = type(module).forward
     if isinstance(module, NonDynamicallyQuantizableLinear) or hasattr(module, "parametrizations"):
         return None
+    forward = type(module).forward
     if isinstance(module, nn.Linear) and forward is nn.Linear.forward:
         return LinearLayer
     if isinstance(module, nn.Embedding) and forward is nn.Embedding.forward:
@@ -209,16 +203,6 @@ def _kind(module: nn.Module) -> type[Layer] | None:
     if isinstance(module, convolutions) and any(forward is c.forward for c in convolutions):
         return ConvLayer
     return None
-
-
-def _alike(layer: Layer, module: nn.Module) -> bool:
-    """Whether `module` applies the layer's weight as the modules before it do."""
-    options = ("stride", "padding", "dilation", "groups", "padding_mode", "padding_idx")
-    return all(
-        getattr(module, option, None) == getattr(other, option, None)
-        for other in layer.modules
-        for option in options
-    )
 
 
 def _as_rows(x: Tensor) -> Tensor:
@@ -234,8 +218,6 @@ def _padding(module: _ConvNd) -> list[int]:
         if module.padding == "same":
             total = module.dilation[axis] * (module.kernel_size[axis] - 1)
             padding += [total // 2, total - total // 2]
-        elif module.padding == "valid":
-            padding += [0, 0]
         else:
-            padding += [int(module.padding[axis])] * 2
+            padding += [0 if module.padding == "valid" else int(module.padding[axis])] * 2
     return padding

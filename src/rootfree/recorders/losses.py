@@ -69,8 +69,7 @@ class SquaredError:
         yield from _one_by_one(torch.full_like(z, math.sqrt(2)))
 
     def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
-        noise = torch.empty_like(z).normal_(generator=generator)
-        return math.sqrt(2) * noise
+        return math.sqrt(2) * torch.empty_like(z).normal_(generator=generator)
 
     def weight(self, z: Tensor, g: Tensor, loss: Tensor) -> Tensor:
         # loss = w Σ (z-y)² and g = 2w(z-y); with other terms in the loss this is a lower bound.

@@ -60,19 +60,21 @@ class PerExampleFisherRecorder(Recorder):
     uncorrelated with mean zero; for one example they are the same.
 
     Args:
-        model: linear layers, convolutions, embeddings and batch norms are recorded directly, and
-            other modules that have parameters of their own, one tensor in and one out by
-            ``torch.func``. The rest keeps the gradient outer product: see :meth:`summary`.
+        model: linear layers, convolutions, embeddings and batch norms are recorded directly. Other
+            modules are recorded with ``torch.func`` if they have parameters, one input tensor and
+            one output tensor. All other parameters keep the gradient outer product: see
+            :meth:`summary`.
         loss: as in :class:`KFACRecorder`, for the check that ``backward`` makes.
-        scaler: the ``torch.amp.GradScaler`` in use, so that its factor is taken out again.
+        scaler: the ``torch.amp.GradScaler`` in use, so that its factor is removed.
         process_group: ranks that average gradients; None: this process alone.
 
     The first axis of the model's input must count the examples. Where the loss has several terms
     for each (tokens), `batch_size` is the number of terms and gᵢ belongs to all terms of example i.
 
-    Kept until the step are the inputs and output gradients of the modules, no more than the
-    activations. The gradients of all examples, (examples, *shape) of one parameter, exist while the
-    optimizer works on it. On several ranks each keeps its examples, and all gather them.
+    The recorder keeps the inputs and output gradients of the modules until the step. This takes no
+    more memory than the activations. The gradients of all examples, (examples, *shape) of one
+    parameter, exist while the optimizer works on it. On several ranks each keeps its examples, and
+    all gather them.
 
     Example:
         >>> import torch, rootfree
@@ -85,7 +87,7 @@ class PerExampleFisherRecorder(Recorder):
         torch.Size([8, 2, 4])
     """
 
-    _calls: dict[nn.Module, list[_Call]]
+    _records: dict[nn.Module, list[_Call]]
     _seen: set[nn.Module] | None  # on any rank; None: this process alone
     _n: int | None  # examples in the model's input
 
@@ -103,25 +105,19 @@ class PerExampleFisherRecorder(Recorder):
         for module in model.modules():
             for name, p in module.named_parameters(recurse=False):
                 self._owners.setdefault(id(p), []).append((module, name))
+        self._modules = list(dict.fromkeys(m for each in self._owners.values() for m, _ in each))
         self._strangers: set[nn.Module] = set()  # modules that turned out to be unsuitable
         self._tried: set[nn.Module] = set()
 
-    # -- recording ---------------------------------------------------------------------------
-
     def _install(self) -> list[Any]:
-        handles: list[Any] = [
-            self.model.register_forward_pre_hook(self._before_model, with_kwargs=True)
+        hook = partial(self._after_forward, self._context)
+        known = [module for module in self._modules if self._knows(module)]
+        return [
+            self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
+            *(m.register_forward_hook(hook, prepend=True, with_kwargs=True) for m in known),
         ]
-        modules = {module for owners in self._owners.values() for module, _ in owners}
-        for module in modules:
-            if self._knows(module):
-                hook = partial(self._after_forward, self._context)
-                handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
-        return handles
 
-    def _before_model(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _before_model(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         try:
             self._n = first_length(args, kwargs)
         except ValueError:  # no tensor among them: the layers know themselves
@@ -129,12 +125,7 @@ class PerExampleFisherRecorder(Recorder):
 
     @_disable_dynamo
     def _after_forward(
-        self,
-        context: object,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
+        self, context: object, module: nn.Module, args: Any, kwargs: Any, output: Any
     ) -> None:
         trained = any(p.requires_grad for p in module.parameters(recurse=False))
         if not (torch.is_grad_enabled() and trained):
@@ -146,56 +137,55 @@ class PerExampleFisherRecorder(Recorder):
             return
         if output.requires_grad:
             x = inputs[0].detach()
-            hook = partial(self._on_gradient, context, module, x, x._version)
-            output.register_hook(hook)
+            output.register_hook(partial(self._on_gradient, context, module, x, x._version))
 
     @_disable_dynamo
     def _on_gradient(
         self, context: object, module: nn.Module, x: Tensor, version: int, grad: Tensor
     ) -> None:
-        if self._open and context is self._context:
-            which = torch._C._current_graph_task_id()
-            grad = grad.detach()
-            if self.scaler is not None:
-                grad = grad / self._scale_of(grad)
-            call = _Call(which, x, version, grad)
-            if module not in self._tried:
-                self._try(module, call)
-            self._calls.setdefault(module, []).append(call)
-
-    def _try(self, module: nn.Module, call: _Call) -> None:
-        """Whether `torch.func` can treat the module is found out once, with one example."""
-        self._tried.add(module)
-        one = _Call(call.backward, call.x[:1], call.version, call.grad[:1])
-        try:
-            for name, _ in module.named_parameters(recurse=False):
-                self._of_call(module, name, one)
-        except (RuntimeError, NotImplementedError, ValueError):
-            self._strangers.add(module)
+        if not self._open or context is not self._context:
+            return
+        grad = grad.detach()
+        if self.scaler is not None:
+            grad = grad / self._scale_of(grad)
+        call = _Call(torch._C._current_graph_task_id(), x, version, grad)
+        if module not in self._tried:
+            # Whether `torch.func` can treat the module is found out once, with one example.
+            self._tried.add(module)
+            one = _Call(call.backward, x[:1], version, grad[:1])
+            try:
+                for name, _ in module.named_parameters(recurse=False):
+                    self._of_call(module, name, one)
+            except (RuntimeError, NotImplementedError, ValueError):
+                self._strangers.add(module)
+        self._records.setdefault(module, []).append(call)
 
     def _knows(self, module: nn.Module) -> bool:
         # What has recorded modules inside is not a function of its own parameters alone.
         return not any(p is not None for child in module.children() for p in child.parameters())
 
-    # -- the optimizer's side ----------------------------------------------------------------
-
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """Vᵢ = √B times the gradient by `p` that comes through example i: H = Σ Vᵢ Vᵢᵀ."""
         owners = self._owners.get(id(p), [])
-        if not owners or not all(self._has(module) for module, _ in owners):
+        seen = self._records if self._seen is None else self._seen
+        if not owners or not all(m in seen and m not in self._strangers for m, _ in owners):
             return None
         self._check_batch_size(batch_size)
-        self._check_examples(batch_size)
+        examples = self._size * max(
+            sum({call.backward: len(call.grad) for call in calls}.values())
+            for calls in self._records.values()
+        )
+        if batch_size != 1 and batch_size % examples:
+            raise RuntimeError(
+                f"the recorder saw {examples} examples, but batch_size is {batch_size}: it must be "
+                "a multiple (the number of loss terms that are averaged), or 1 for a summed loss"
+            )
         return PerExampleGradients(partial(self._gradients, owners, batch_size))
-
-    def _has(self, module: nn.Module) -> bool:
-        seen = module in (self._calls if self._seen is None else self._seen)
-        return seen and module not in self._strangers
 
     def _gradients(self, owners: list[tuple[nn.Module, str]], batch_size: int) -> Tensor:
         parts: dict[int, Tensor] = {}
         for module, name in owners:
-            for call in self._calls.get(module, []):
+            for call in self._records.get(module, []):
                 if call.x._version != call.version:
                     raise RuntimeError(
                         f"the input of a {type(module).__name__} was changed in place between "
@@ -219,27 +209,11 @@ class PerExampleFisherRecorder(Recorder):
                 return example_gradients.of_batch_norm(module, name, call.x, call.grad)
             return example_gradients.of_module(module, name, call.x, call.grad)
 
-    def _check_examples(self, batch_size: int) -> None:
-        examples = self._size * max(
-            sum({call.backward: len(call.grad) for call in calls}.values())
-            for calls in self._calls.values()
-        )
-        if batch_size != 1 and batch_size % examples:
-            raise RuntimeError(
-                f"the recorder saw {examples} examples, but batch_size is {batch_size}: it must be "
-                "a multiple (the number of loss terms that are averaged), or 1 for a summed loss"
-            )
-
-    def _recorded(self) -> bool:
-        return bool(self._calls)
-
     def _reduce(self) -> None:
         """Examples are gathered when they are asked for; here ranks agree on what there is."""
-        if self._size == 1:
-            return
-        modules = list(dict.fromkeys(m for owners in self._owners.values() for m, _ in owners))
+        modules = self._modules
         device = next(self.model.parameters()).device
-        flags = [m in self._calls for m in modules] + [m in self._strangers for m in modules]
+        flags = [m in self._records for m in modules] + [m in self._strangers for m in modules]
         anywhere = self._ranks.any(flags, device)
         seen, strange = anywhere[: len(modules)], anywhere[len(modules) :]
         self._seen = {m for m, flag in zip(modules, seen, strict=True) if flag}
@@ -247,16 +221,11 @@ class PerExampleFisherRecorder(Recorder):
 
     def _drop(self) -> None:
         super()._drop()
-        self._context = object()
-        self._calls = {}
         self._seen = None
         self._n = None
-
-    # -- what a person sees ------------------------------------------------------------------
 
     def _describe(self, p: nn.Parameter) -> str:
         owners = [module for module, _ in self._owners[id(p)]]
         if all(self._knows(m) and m not in self._strangers for m in owners):
             return "per-example gradients"
-        kind = type(owners[0]).__name__
-        return f"gradient outer product (no per-example gradients of {kind})"
+        return f"gradient outer product (no per-example gradients of {type(owners[0]).__name__})"

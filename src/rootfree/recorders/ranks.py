@@ -13,31 +13,25 @@ class Ranks:
     """The ranks that average gradients: a process group, "world" (if there is one), or None."""
 
     def __init__(self, group: Any = "world") -> None:
-        self._group = group
-
-    @property
-    def _process_group(self) -> Any:
-        return None if self._group == "world" else self._group
+        self._alone = group is None
+        self._group = None if group == "world" else group  # torch's name for all ranks is None
 
     @property
     def size(self) -> int:
         """1 when there is nothing to reduce."""
         distributed = torch.distributed
-        if self._group is None or not (distributed.is_available() and distributed.is_initialized()):
+        if self._alone or not (distributed.is_available() and distributed.is_initialized()):
             return 1
-        return distributed.get_world_size(self._process_group)
+        return distributed.get_world_size(self._group)
 
     @property
     def rank(self) -> int:
         """0 when there is nothing to reduce."""
-        return torch.distributed.get_rank(self._process_group) if self.size > 1 else 0
+        return torch.distributed.get_rank(self._group) if self.size > 1 else 0
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the ranks, in place."""
-        works = [
-            torch.distributed.all_reduce(t, group=self._process_group, async_op=True)
-            for t in tensors
-        ]
+        works = [torch.distributed.all_reduce(t, group=self._group, async_op=True) for t in tensors]
         for work in works:
             work.wait()
 
@@ -53,10 +47,10 @@ class Ranks:
             return rows
         lengths = [torch.zeros((), dtype=torch.int64, device=rows.device) for _ in range(self.size)]
         mine = torch.tensor(len(rows), device=rows.device)
-        torch.distributed.all_gather(lengths, mine, group=self._process_group)
+        torch.distributed.all_gather(lengths, mine, group=self._group)
         counts = [int(length) for length in lengths]
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
-        torch.distributed.all_gather(parts, padded, group=self._process_group)
+        torch.distributed.all_gather(parts, padded, group=self._group)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])

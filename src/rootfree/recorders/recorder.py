@@ -15,7 +15,6 @@ from rootfree.curvature import ParameterCurvature
 from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.losses import LOSSES
 from rootfree.recorders.ranks import Ranks
-from rootfree.shell.checks import positive_integer
 
 # Gradients in half precision are off by under one part in a hundred.
 _TOLERANCE = 1.05
@@ -29,6 +28,7 @@ class Recorder(ABC):
     leave nothing behind; micro-batches of one step go into one context.
     """
 
+    samples: int  # draws of targets or probes, in recorders that have them
     _hint = ""  # how `backward` is to be called, for messages
     _rows: tuple[int, ...] = ()  # axes of a `_sum_of` before those of the parameter
     _records: dict[Any, Any]  # by parameter, layer or module: what `of` uses
@@ -43,7 +43,6 @@ class Recorder(ABC):
         model: nn.Module,
         *,
         loss: str | None = None,
-        samples: int = 1,
         scaler: Any = None,
         seed: int | None = None,
         process_group: Any = "world",
@@ -54,7 +53,6 @@ class Recorder(ABC):
             raise ValueError(f"loss must be one of {', '.join(LOSSES)} or None, got {loss!r}")
         self.model = model
         self.loss = loss
-        self.samples = positive_integer("samples", samples)
         self.scaler = scaler
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -181,9 +179,8 @@ class Recorder(ABC):
         """
         if device not in self._generators:
             seed = torch.initial_seed() if self._seed is None else self._seed
-            generator = torch.Generator(device)
-            generator.manual_seed((seed + self._ranks.rank) % 2**63)
-            self._generators[device] = generator
+            seed = (seed + self._ranks.rank) % 2**63
+            self._generators[device] = torch.Generator(device).manual_seed(seed)
         return self._generators[device]
 
     def _sum_of(self, p: Tensor) -> Tensor:

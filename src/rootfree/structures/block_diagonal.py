@@ -41,8 +41,7 @@ class BlockDiagonal(SizedStructure):
 
     def pack(self, M: Tensor) -> Tensor:
         n, k = self._n, self.k
-        padded = pad(M, (0, self._padding, 0, self._padding))
-        blocks = padded.view(-1, n, k, n, k)
+        blocks = pad(M, (0, self._padding, 0, self._padding)).view(-1, n, k, n, k)
         return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).contiguous()
 
     def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
