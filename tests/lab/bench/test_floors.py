@@ -88,6 +88,8 @@ def test_plain_steps_read_the_upper_halves_of_factors():
     p = torch.nn.Parameter(torch.randn(6, 10, device=DEVICE))
     options = {"batch_size": 8, "fused": True, "matmul_dtype": torch.bfloat16}
     optimizer = rootfree.IFShampoo([p], **options)
+    p.grad = torch.randn_like(p)
+    optimizer.step()  # factors are in halves from then on
     found = floors.inverse_free(Built([p], [optimizer], optimizer.step))
     assert found.plain_bytes == 20 * 60 + 2 * (36 + 100)
     assert found.refresh_bytes == 20 * 60 + 2 * 4 * (36 + 100)
