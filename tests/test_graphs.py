@@ -176,7 +176,6 @@ def test_what_a_graph_does_is_part_of_its_kind(name, value):
         assert kind_of(optimizer) == again
 
 
-@pytest.mark.xfail(strict=True, reason="GraphedStep._kind does not tell Works apart")
 @pytest.mark.parametrize(
     ("make", "options"),
     [(rootfree.RFRMSprop, {}), (rootfree.IFShampoo, BF16_PRODUCTS)],

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from conformance.problems import identical, snapshot
-from rootfree.shell.block_optimizer import BlockOptimizer
 
 SHAPES = [(4, 3), (4, 3), (5,), (2, 3, 2)]
 
@@ -217,15 +216,8 @@ def test_data_of_another_shape_is_refused(optimizer, shape):
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (6, 3)], ids=str)
-def test_a_gradient_of_another_shape_is_refused(request, row, optimizer, shape):
+def test_a_gradient_of_another_shape_is_refused(optimizer, shape):
     """One that is left from before `p.data` was replaced; nothing of it is read."""
-    if (
-        isinstance(optimizer, BlockOptimizer)
-        and shape == (2, 2)
-        and "curvature" not in row.settings
-    ):
-        reason = "matrix methods read the first elements of a larger gradient"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     p = ps_of(optimizer)[0]
     p.data = torch.ones(shape)
     del optimizer.state[p]

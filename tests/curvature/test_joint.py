@@ -142,7 +142,6 @@ def test_pairs_that_are_none_are_refused():
         rootfree.IFShampoo([weight, single], curvature=Given(joint=[(weight, single)]), **words)
 
 
-@pytest.mark.xfail(strict=True, reason="weight and bias are due by counts of their own")
 @pytest.mark.parametrize("late", ["weight", "bias"])
 @pytest.mark.parametrize("method", ["IFShampoo", "RFShampoo", "RFFullAdagrad"])
 def test_a_pair_is_refreshed_as_one_whoever_missed_a_step(method, late):

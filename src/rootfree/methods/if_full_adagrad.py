@@ -25,6 +25,7 @@ def _direction(
 ) -> Tensor:
     if group["form"] == "factor":
         return direction(group, structures, state, G, H)
+    G = G.to(state["inverse"].dtype)
     if H is not None:
         _refresh_covariance_(group, state["inverse"], G, H)
     return rules.apply(state["inverse"], G)
@@ -131,9 +132,10 @@ class IFFullAdagrad(BlockOptimizer):
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         if group["form"] == "factor":
             return factor_state(p, tile, structures, group, salt=len(self.state))
-        return {
-            "inverse": structures[0].identity(tile.blocks, dtype=working_dtype(p), device=p.device)
-        }
+        # As in RFFullAdagrad.
+        forgets = group["gamma"] > 0 and group["damping"] == 0
+        dtype = torch.float64 if forgets else working_dtype(p)
+        return {"inverse": structures[0].identity(tile.blocks, dtype=dtype, device=p.device)}
 
     def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
         if group["form"] == "covariance":

@@ -25,6 +25,7 @@ def _direction(
     group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
     S_inv, beta2, gamma = state["inverse"], group["precond_lr"], group["gamma"]
+    G = G.to(S_inv.dtype)
     if H is not None and "factor" in state:
         # S <- (1-β₂γ)S + β₂(H + λI)
         S = state["factor"].mul_(1 - beta2 * gamma)
@@ -104,10 +105,10 @@ class RFFullAdagrad(BlockOptimizer):
         # S is kept beside its inverse, unless the inverse can be updated alone: by rank one.
         rank_one = group["damping"] == 0 and self._curvature is None
         names = ("inverse",) if rank_one else ("inverse", "factor")
-        return {
-            name: dense.identity(tile.blocks, dtype=working_dtype(p), device=p.device)
-            for name in names
-        }
+        # Forgetting by rank one amplifies rounding: fp32 loses definiteness within 400 steps.
+        forgets = rank_one and group["gamma"] > 0
+        dtype = torch.float64 if forgets else working_dtype(p)
+        return {name: dense.identity(tile.blocks, dtype=dtype, device=p.device) for name in names}
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         state, found = super()._init_state(p, group), self.state.get(p) or {}

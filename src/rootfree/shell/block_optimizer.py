@@ -122,8 +122,8 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _form(self, group: Group) -> Any:
         momenta = (group["momentum"] > 0, group.get("riemannian_momentum", 0.0) > 0)
-        # Damping decides what some methods keep beside the inverse.
-        flags = (*momenta, group["damping"] > 0, group["state_dtype"])
+        # Damping and γ decide what the full-matrix methods keep, and how precisely.
+        flags = (*momenta, group["damping"] > 0, group["gamma"] > 0, group["state_dtype"])
         return (*flags, *[group.get(name) for name in _FORM])
 
     def _lay_out(self, memory: GroupMemory) -> None:
@@ -147,6 +147,9 @@ class BlockOptimizer(RootFreeOptimizer):
             bucket.adopt(rows)
             for slot, views in zip(bucket.slots, bucket.views(), strict=True):
                 self.state[slot.p].update({slot.prefix + name: t for name, t in views.items()})
+        where = {p: i for i, p in enumerate(memory.params)}
+        owners = {i: where[self._pairs.owner(p)] for p, i in where.items()}
+        memory.owners = {i: owner for i, owner in owners.items() if i != owner}
         if memory.params:
             memory.steps = torch.stack([row["step"] for row in memory.rows])
             for row, step in zip(memory.rows, memory.steps.unbind(), strict=True):
@@ -170,8 +173,12 @@ class BlockOptimizer(RootFreeOptimizer):
         steps = [] if memory.steps is None else memory.steps.tolist()
         every = memory.group["update_every"]
         if isinstance(every, int):
-            return [step % every == 0 for step in steps]
-        return list(map(schedule(every), steps))
+            dues = [step % every == 0 for step in steps]
+        else:
+            dues = list(map(schedule(every), steps))
+        for i, owner in memory.owners.items():  # a joint pair is due as one
+            dues[i] = dues[owner]
+        return dues
 
     @property
     def refreshes_next(self) -> bool:

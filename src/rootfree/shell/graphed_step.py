@@ -112,10 +112,9 @@ class GraphedStep:
         objects: list[Any] = []
         kind: list[Any] = []
         for w in work:
-            memory = self._optimizer._memories[id(w.group)]
             lr = w.group["lr"]
-            objects += [memory, *w.ps, *([lr] if isinstance(lr, Tensor) else [])]
-            kind += [id(memory), w.refresh, *map(Tensor.data_ptr, w.ps)]
+            objects += [w, lr]
+            kind += [id(w), w.refresh, *map(Tensor.data_ptr, w.ps)]
             for name, value in self._optimizer._in_graph(w).items():
                 kind.append((name, id(value) if isinstance(value, Tensor) else value))
         return tuple(kind), objects

@@ -51,6 +51,7 @@ class GroupMemory:
     tensors: Tensors = field(default_factory=list)  # all of theirs, as `held` gets them
     buckets: list[Bucket[Plan]] = field(default_factory=list)
     steps: Tensor | None = None  # how often each was updated, on the CPU
+    owners: dict[int, int] = field(default_factory=dict)  # of biases in joint pairs: the weight
     patterns: list[tuple[list[Kind], list[Work]]] = field(default_factory=list)
 
     def remember(self, kinds: list[Kind], work: list[Work]) -> None:
@@ -102,4 +103,8 @@ def check_gradient(p: Tensor) -> None:
         raise RuntimeError(
             f"the gradient of a parameter of shape {tuple(p.shape)} is {kind}; "
             "only dense real gradients are supported (use sparse=False in embeddings)"
+        )
+    if g is not None and g.shape != p.shape:  # left from before p.data was replaced
+        raise RuntimeError(
+            f"the gradient of a parameter of shape {tuple(p.shape)} has shape {tuple(g.shape)}"
         )
