@@ -79,7 +79,8 @@ def test_a_demo_in_which_every_run_fails_says_why(tmp_path):
     "arguments",
     [("demo", "--set", "train.epochs=0"), ("bench", "--turns", "-1"), ("no-such-command",)],
 )
-def test_bad_arguments_are_refused(arguments):
+def test_bad_arguments_are_refused(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the demo has made its folder by then
     result = run(*arguments)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
