@@ -104,6 +104,7 @@ def test_kernels_keep_matrices_in_halves_and_nothing_else_does():
         assert ("block0.upper0" in optimizer.state[p]) == kept, options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [True, False])
 def test_a_checkpoint_goes_from_one_form_to_the_other_exactly(source):
     """Also one that was written before there were halves."""
@@ -126,6 +127,7 @@ def test_a_checkpoint_goes_from_one_form_to_the_other_exactly(source):
     assert torch.equal(p, r)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"update_rms": 0.2}, {"matmul_dtype": torch.float32}], ids=lambda o: next(iter(o))
 )
@@ -155,6 +157,7 @@ def test_a_checkpoint_of_a_float64_model_is_taken_rounded(fused):
     assert all(torch.equal(t.to(its[key].dtype), its[key]) for key, t in optimizer.state[p].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_a_checkpoint_with_a_damaged_half_is_refused(fused, damage):

@@ -97,6 +97,7 @@ ROWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_the_same_trajectory(row):
     make, options, tolerance = ROWS[row]
@@ -120,6 +121,7 @@ def test_the_same_trajectory_of_adamw(state):
     assert_alike(models, optimizers, 1e-5 if state is None else 2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["RFRMSprop", "IFShampoo"])
 def test_gradients_that_are_missing_on_some_steps(row):
     make, options, tolerance = ROWS[row]
@@ -133,6 +135,7 @@ def test_gradients_that_are_missing_on_some_steps(row):
     assert_alike(models, optimizers, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["RFRMSprop", "RFRMSprop-bf16", "IFShampoo-low-memory"])
 def test_channels_last(row):
     make, options, tolerance = ROWS[row]
@@ -146,6 +149,7 @@ def test_channels_last(row):
     assert_alike(models, optimizers, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ["RFRMSprop-bf16", "IFShampoo-low-memory"])
 def test_a_checkpoint_in_the_middle(row):
     """Saved, loaded into a new optimizer, and carried on: the same bits as without."""
@@ -169,6 +173,7 @@ def test_a_checkpoint_in_the_middle(row):
             assert torch.equal(t, other.state[q][name]), name
 
 
+@pytest.mark.slow
 def test_blocks_of_one_bucket_may_lie_in_memory_in_different_ways():
     """A whole parameter is one piece of memory, a block inside another is rows: both of 16×16."""
     for shapes in ([(16, 16), (16, 32)], [(16, 32), (16, 16)]):
@@ -186,6 +191,7 @@ def test_blocks_of_one_bucket_may_lie_in_memory_in_different_ways():
             assert (mine - its).norm() < 0.01 * its.norm()
 
 
+@pytest.mark.slow
 def test_momentum_that_is_turned_on_later():
     models, optimizers = pair(rootfree.IFShampoo, **{**SHAMPOO, **LOW_MEMORY})
     for optimizer in optimizers:

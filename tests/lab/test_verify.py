@@ -32,6 +32,7 @@ def measured(name: str) -> Measured:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_claim_holds(name):
     result = measured(name)
@@ -203,6 +204,7 @@ def test_every_claim_has_a_perturbation():
     assert all(PERTURBATIONS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "perturb"),
     [

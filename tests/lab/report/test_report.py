@@ -70,6 +70,7 @@ def page_of(tmp_path, records) -> tuple[str, Checked]:
     return text, Checked(text)
 
 
+@pytest.mark.slow
 def test_a_comparison(compared):
     written, folder = compared, compared.page.parent.parent
     assert written.page == folder / "report" / "report.html"
@@ -101,6 +102,7 @@ def test_a_comparison(compared):
     assert str(folder) not in text
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_files(tmp_path):
     file = write(tmp_path / "records.jsonl", [record(), record(seed=1), record("SGD")])
     written = write_report(file)
@@ -112,6 +114,7 @@ def test_the_same_records_give_the_same_files(tmp_path):
     assert before == {path: path.read_bytes() for path in before}
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else(tmp_path):
     text, page = page_of(tmp_path, [record(), record("SGD")])
     for tag, attributes in page.elements:
@@ -122,6 +125,7 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", text))
 
 
+@pytest.mark.slow
 def test_links_inside_the_page_lead_somewhere(compared):
     text = compared.page.read_text(encoding="utf-8")
     page = Checked(text)
@@ -137,6 +141,7 @@ NASTY = (
 )
 
 
+@pytest.mark.slow
 def test_labels_are_text_whatever_they_contain(tmp_path):
     content = record(NASTY, data=f"d{NASTY}", model=f"../{NASTY}", seed=NASTY)
     content["config"]["optimizer"][NASTY] = NASTY
@@ -151,6 +156,7 @@ def test_labels_are_text_whatever_they_contain(tmp_path):
     assert all(re.fullmatch(r"[a-z0-9.-]+", path.name) for path in written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "records",
     [
@@ -201,6 +207,7 @@ def test_labels_of_a_logarithmic_axis(tmp_path, last, expected):
     assert expected <= found
 
 
+@pytest.mark.slow
 def test_hundreds_of_runs(tmp_path):
     """Every run is in the table; the figures show the best methods."""
     short = [
@@ -215,6 +222,7 @@ def test_hundreds_of_runs(tmp_path):
     assert len(text) < 3_000_000
 
 
+@pytest.mark.slow
 def test_the_caller_s_matplotlib_is_left_alone(tmp_path):
     import matplotlib
 
@@ -223,6 +231,7 @@ def test_the_caller_s_matplotlib_is_left_alone(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_command(tmp_path):
     file = write(tmp_path / "records.jsonl", [record()], tail="{")
     result = CliRunner().invoke(commands.app, ["report", str(file), "--out", str(tmp_path / "r")])
