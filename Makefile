@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test check docs bench clean
+.PHONY: help demo test quick check docs bench clean
 help:
 	@echo "make demo    train two small networks with five optimizers each and write a report"
 	@echo "make test    run the tests"
+	@echo "make quick   run the tests but the slow ones"
 	@echo "make check   lint, types, import rules"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   measure optimizer steps against torch's"
@@ -34,6 +35,9 @@ demo: $(VENV)/.installed-lab
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --numprocesses 2
+
+quick: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -199,6 +199,7 @@ def test_a_checkpoint_goes_from_one_form_to_the_other_exactly(source, form):
     assert_equal(saved_state(optimizer), saved_state(third))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"update_rms": 0.2}, {"matmul_dtype": torch.float32}], ids=lambda o: next(iter(o))
 )
@@ -230,6 +231,7 @@ def test_a_checkpoint_of_a_float64_model_is_taken_rounded(fused):
             assert torch.equal(t.to(its[key].dtype), its[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_a_checkpoint_with_a_damaged_half_is_refused(fused, damage):

@@ -89,6 +89,7 @@ def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
 # --- the trajectory of the factors -------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("beta2", "dtype"),
     [*((rate, torch.bfloat16) for rate in RATES), (0.003, torch.float16), (0.5, torch.float16)],
@@ -99,6 +100,7 @@ def test_factors_follow_fp32_with_products_in_half_precision(beta2, dtype):
     assert max(errors(found, reference("least squares", beta2))) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [None, 1024])
 @pytest.mark.parametrize("beta2", [0.003, 0.5])
 def test_factors_of_a_convolution_follow_fp32(beta2, block_size):
@@ -114,6 +116,7 @@ def test_factors_of_a_convolution_follow_fp32(beta2, block_size):
     assert max(errors(found, exact)) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta2", [0.003, 0.05, 0.5])
 def test_factors_follow_fp32_under_the_spectral_norm(beta2):
     """The default norm, required: 2 %. At 0.5 a bound that is 1 % higher in bf16 is too much."""
@@ -127,6 +130,7 @@ def round_to_nearest_(Ks: list[Tensor]) -> None:
         K.copy_(K.bfloat16())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta2", [0.003, 0.01])
 def test_rounded_to_nearest_the_factors_would_freeze(beta2):
     """What the published implementation does. Steps are below half a unit of bf16 at one, 2⁻⁹."""
@@ -138,6 +142,7 @@ def test_rounded_to_nearest_the_factors_would_freeze(beta2):
 STOCHASTIC = {0.003: 0.43, 0.01: 0.24, 0.05: 0.10, 0.2: 0.05, 0.5: 0.05}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta2", RATES)
 def test_stochastic_rounding_moves_the_factors(beta2):
     """bf16 factors: noise, but no freeze. Unbiased, so most of it is across the movement."""
@@ -302,6 +307,7 @@ def run_extremes(make: Callable[..., Any], kinds: tuple[str, ...] | None = None)
     assert not bad, sorted(bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("structures", "factor_norm", "damping", "dtype"),
     [
@@ -334,6 +340,7 @@ def test_extreme_gradients_leave_everything_finite(structures, dtype, factor_nor
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_extreme_gradients_leave_sums_of_curvature_finite(dtype):
     """γ = 0: tangent vectors may be as small as the square of a gradient."""
@@ -344,6 +351,7 @@ def test_extreme_gradients_leave_sums_of_curvature_finite(dtype):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_without_a_norm_steady_gradients_leave_everything_finite(dtype):
     """The plain rule has no bound: nothing is promised for gradients that jump."""
@@ -369,6 +377,7 @@ def test_extreme_gradients_without_a_cap_leave_everything_finite():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factor_dtype", "update_rms"), [(None, None), (torch.bfloat16, 0.2)], ids=str
 )
@@ -381,6 +390,7 @@ def test_extreme_gradients_with_the_defaults(factor_dtype, update_rms):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "options"),
     [

@@ -228,8 +228,9 @@ def test_widened_hands_wide_tensors_through_and_advances_the_counters():
 
 
 # Regression: with int32 arithmetic throughout, the compiler's CPU code got the elements behind the
-# last full vector wrong. Sizes with tails for vectors of 8 and 16, and whole vectors.
-@pytest.mark.parametrize("size", [1, 7, 24, 32, 36, 40, 1000])
+# last full vector wrong. No full vector, no tail, and tails for vectors of 8 and 16.
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [7, 32, 36, 1000])
 def test_compiled_equals_eager(size):
     torch._dynamo.reset()
     wide = torch.randn(size, generator=torch.Generator().manual_seed(size))
@@ -240,6 +241,7 @@ def test_compiled_equals_eager(size):
         assert torch.equal(narrow, rounded(wide, count))
 
 
+@pytest.mark.slow
 def test_compiled_noise_of_a_matrix_equals_eager():
     torch._dynamo.reset()
     for shape in ((4, 9), (5, 8), (3, 3, 4)):

@@ -99,6 +99,7 @@ def best_diagonal_loss(digits):
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", MATRIX)
 def test_matrix_methods_beat_their_tuned_diagonal_counterpart(
@@ -110,6 +111,7 @@ def test_matrix_methods_beat_their_tuned_diagonal_counterpart(
     assert reached < 0.8 * best_diagonal_loss(diagonal, network)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_if_shampoo_in_bf16_reaches_the_loss_of_fp32(digits, network):
     fp32 = final_loss(digits, network, rootfree.IFShampoo, lr=1e-3)

@@ -1,10 +1,12 @@
 """One of two data-parallel ranks; run as a script by test_batch_size.py.
 
-Arguments: rank, address of the process group, what to track. Prints the batch size of two steps.
+Arguments: rank, address of the process group. Prints, as JSON, the batch sizes of two steps for
+each thing to track.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -16,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rootfree
 
 
-def main(rank: int, address: str, tracked: str) -> None:
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+def batch_sizes(tracked: str) -> list[int]:
     torch.manual_seed(0)
     inner = nn.Linear(3, 1)
     model = DistributedDataParallel(inner)
@@ -34,11 +35,17 @@ def main(rank: int, address: str, tracked: str) -> None:
         model(torch.randn(micro_batches[-1], 3)).square().mean().backward()
         optimizer.step()
         seen.append(optimizer.batch_size)
+    return seen
+
+
+def main(rank: int, address: str) -> None:
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    seen = {what: batch_sizes(what) for what in ("wrapper", "inner", "data_parallel_size=1")}
     dist.barrier()
-    print(seen, flush=True)
+    print(json.dumps(seen), flush=True)
     # gloo's threads now and then abort the shutdown of the interpreter; there is nothing to close.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), sys.argv[2])

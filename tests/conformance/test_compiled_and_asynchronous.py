@@ -59,6 +59,7 @@ def test_no_host_synchronisation_in_step(row, lr):
         assert counter.seen == []
 
 
+@pytest.mark.slow
 def test_compiled_step_equals_eager(row):
     torch._dynamo.reset()
     model, other = network(), network()

@@ -114,6 +114,7 @@ def test_accumulated_gradients_equal_one_large_batch(row):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(row, dtype):
     model = network()

@@ -72,7 +72,7 @@ def test_squared_gradients_are_the_default_of_the_diagonal_methods(name):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "outer"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [(3, 4), (4, 2, 3)], ids=str)
 def test_the_same_matrix_as_a_sum_of_outer_products(method, kind, shape):
     def itself(g, rng):
         return draw(kind, shape, rng)

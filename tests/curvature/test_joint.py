@@ -13,7 +13,7 @@ import rootfree
 from curvature.given import KINDS, Given, draw
 from curvature.runs import ALL_METHODS, BALANCED
 
-WEIGHTS = [(3, 4), (3, 2, 2), (3, 1, 2, 2)]
+WEIGHTS = [(3, 4), (3, 1, 2, 2)]
 
 
 def parameter(values: torch.Tensor) -> nn.Parameter:

@@ -49,6 +49,7 @@ def to(H, dtype: torch.dtype):
     return rootfree.KroneckerCurvature(tuple(U.to(dtype) for U in H.factors), H.axes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), list(itertools.product(KINDS, HALVES)))
 def test_half_precision_follows_fp32(kind, dtype):
     wide = factors_after(kind, None, scale=0.1, steps=30)
@@ -88,7 +89,8 @@ def test_ill_conditioned_factors_keep_the_preconditioner_positive_definite():
 
 
 # fp16 ends at 6·10⁴, its squares at 2.5·10²; bf16 and fp32 at 3·10³⁸
-@pytest.mark.parametrize("scale", [1e-7, 1e-4, 1e3, 1e6])
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [1e-7, 1e6])
 @pytest.mark.parametrize(("kind", "dtype"), list(itertools.product(KINDS, [None, *HALVES])))
 def test_the_scale_of_the_curvature_does_not_matter(kind, dtype, scale):
     """The start follows the trace, so factors only change by that scale."""

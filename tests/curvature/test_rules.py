@@ -13,16 +13,26 @@ from rules.matrix_runs import AGREES, STRUCTURES
 MATRIX_METHODS = [name for name in ALL_METHODS if name not in ("RFRMSprop", "RFAdagrad", "RFAdamW")]
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (3, 4), (3, 1, 4), (2, 3, 4)], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+# With at most one axis all forms of Kronecker products are a matrix or a diagonal.
+SIMPLE_KINDS = ("outer", "diagonal", "kronecker", "kronecker-diagonals")
+
+
+def kinds_and_shapes(*shapes: tuple[int, ...]) -> pytest.MarkDecorator:
+    """Every kind of curvature on these shapes, once each."""
+    cases = [
+        (kind, shape) for shape in shapes for kind in (KINDS if len(shape) > 1 else SIMPLE_KINDS)
+    ]
+    return pytest.mark.parametrize(("kind", "shape"), cases, ids=str)
+
+
+@kinds_and_shapes((), (5,), (3, 1, 4))
 @pytest.mark.parametrize("method", ALL_METHODS)
 def test_any_number_of_axes(method, kind, shape):
     assert difference(method, kind, BALANCED[method], shape=shape) < AGREES
 
 
+@kinds_and_shapes((5,), (4, 5))
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 4)], ids=str)
 def test_every_structure(structure, kind, shape):
     options = {**BALANCED["IFShampoo"], "structure": structure}
     assert difference("IFShampoo", kind, options, shape=shape) < AGREES
@@ -30,8 +40,7 @@ def test_every_structure(structure, kind, shape):
 
 # Axes are merged up to the block size and cut beyond it, in unequal pieces; blocks of the full
 # matrix begin and end in the middle of a row.
-@pytest.mark.parametrize("shape", [(7,), (7, 5), (5, 2, 7), (4, 4, 2, 3), (2, 3, 3, 3)], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@kinds_and_shapes((7,), (5, 2, 7), (4, 4, 2, 3))
 @pytest.mark.parametrize("method", MATRIX_METHODS)
 def test_blocks_see_their_part_of_the_curvature(method, kind, shape):
     options = {**BALANCED[method], "block_size": 6 if len(shape) > 3 else 4}
@@ -45,8 +54,7 @@ def test_structured_blocks(structure, kind):
     assert difference("IFShampoo", kind, options, shape=(4, 6, 3), steps=3) < AGREES
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4)], ids=str)
+@kinds_and_shapes((5,), (2, 3, 4))
 def test_start_from_the_trace(kind, shape):
     options = {**BALANCED["IFShampoo"], "init_scale": "gradient"}
     assert difference("IFShampoo", kind, options, shape=shape, scale=0.02) < AGREES

@@ -116,6 +116,7 @@ def assert_alike(refresh, before, mine, U, state, expected, *, loose=1.0):
 SHAPES = [(12, 20), (20, 3), (70, 2), (5, 9, 4), (6, 5, 9), (7,), (1030,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "norm"),
     [
@@ -130,6 +131,7 @@ def test_equals_the_rule(shape, norm):
         assert_alike(*step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 8), (40, 6), (3, 5, 4), (20, 2, 3), (7,)], ids=str)
 def test_factors_without_symmetry(shape):
     for step in steps_of(shape, options(damping=0.5), count=2, twisted=True):
@@ -140,6 +142,7 @@ WITH_BF16 = {"init_scale": 0.5, "factor_dtype": BF16}
 WHOLE = {"gamma": 0, "precond_lr": 1, "damping": 1}  # whole numbers, set by hand
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
@@ -161,6 +164,7 @@ def test_equals_the_rule_with_options(shape, changes):
         assert_alike(*step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 8), (3, 5, 4), (7,)], ids=str)
 def test_a_block_without_gradient_does_not_start(shape):
     group = options()
@@ -178,6 +182,7 @@ def test_a_block_without_gradient_does_not_start(shape):
         assert_alike(*step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 8), (3, 5, 4), (7,)], ids=str)
 def test_a_zero_gradient_later_lets_the_factors_grow(shape):
     """Without gradient h = ½(damping - γI), as in the rule."""
@@ -186,6 +191,7 @@ def test_a_zero_gradient_later_lets_the_factors_grow(shape):
         assert_alike(*step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-20, 9e2, 9e5, 1e18])
 @pytest.mark.parametrize(("shape", "damping"), [((4, 70), 0.0), ((3, 5, 4), 1e-4)], ids=str)
 def test_gradients_of_any_size(shape, scale, damping):

@@ -16,6 +16,8 @@ from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.halves import joined
 from rootfree.kernels.stack import Stack
 
+pytestmark = pytest.mark.slow
+
 BF16 = torch.bfloat16
 BATCH = 8
 LOW_MEMORY = {"factor_dtype": BF16, "state_dtype": BF16}

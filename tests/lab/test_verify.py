@@ -33,6 +33,7 @@ def measured(name: str) -> Measured:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_claim_holds(name):
     result = measured(name)
@@ -222,6 +223,7 @@ def test_every_claim_has_a_perturbation():
     assert all(PERTURBATIONS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "perturb"),
     [
@@ -234,6 +236,20 @@ def test_the_claim_fails_when_the_library_is_wrong(name, perturb, monkeypatch):
     perturb(monkeypatch)
     result = measured(name)
     assert not result.passed, f"{result.figure:.4g} still passes {result.bar}"
+
+
+def test_claims_are_measured_on_one_thread_and_the_rest_is_left_as_it_was():
+    """Their problems are tiny: two threads on busy cores take ten times as long."""
+    seen = []
+    claim = Claim("threads", "", lambda generator: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        list(report.measure([claim], seed=0))
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 # -- the command --------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ STRUCTURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_singd_in_float64")
 @pytest.mark.filterwarnings("ignore")  # singd warns where it computes densely
 @pytest.mark.parametrize("structure", STRUCTURES)

@@ -114,6 +114,7 @@ def largest_difference(ours: Trajectory, published: Trajectory) -> float:
 TOLERANCE = 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update_every", [1, 3])
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_library_follows_sirfshampoo(structure, update_every):
@@ -127,6 +128,7 @@ def test_library_follows_sirfshampoo(structure, update_every):
         assert relative(published.params[-1][name], published.params[0][name]) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

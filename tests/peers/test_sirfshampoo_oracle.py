@@ -88,6 +88,7 @@ def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
 TOLERANCE = 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_oracle_follows_sirfshampoo(structure: str) -> None:
     published = run_sirfshampoo(STEPS, structures=structure, **SETTINGS)
@@ -99,6 +100,7 @@ def test_oracle_follows_sirfshampoo(structure: str) -> None:
     assert moved > 1e-2  # the agreement is not that of two optimizers that stand still
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

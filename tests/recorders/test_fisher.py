@@ -166,6 +166,7 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, CLASSES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "binary_cross_entropy"])
 def test_mini_batch_fisher_is_unbiased(loss: str) -> None:
     """The mean over many draws is the exact Fisher, within five standard errors everywhere."""

@@ -18,6 +18,8 @@ from recorders.networks import seeded
 from recorders.two_ranks import HALF, Network, half_of_the_batch
 from rootfree.recorders import KFACRecorder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

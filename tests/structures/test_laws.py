@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -210,7 +212,7 @@ def _run_everything(case: Case, K: torch.Tensor, M: torch.Tensor, X: torch.Tenso
     s.project_congruence(K, X[:, :, 0])
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.d in (1, 17) and c.b == 3], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c.d != 5], ids=str)
 def test_arguments_are_left_alone(case: Case):
     K, M, X = case.K.clone(), case.M.clone(), case.X.clone()
     _run_everything(case, K, M, X)
@@ -219,7 +221,7 @@ def test_arguments_are_left_alone(case: Case):
     assert torch.equal(X, case.X)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.d in (1, 17) and c.b == 3], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c.d != 5], ids=str)
 def test_nothing_waits_for_the_device(case: Case):
     """Meta tensors have no values: a read of one on the host (item, tolist, bool) would raise."""
     K, M, X = (t.to("meta") for t in (case.K, case.M, case.X))
@@ -227,7 +229,7 @@ def test_nothing_waits_for_the_device(case: Case):
     case.structure.add_to_diagonal_(M, 1.0)
 
 
-@pytest.mark.parametrize("case", [c for c in EXACT_CASES if c.d == 17 and c.b == 3], ids=str)
+@pytest.mark.parametrize("case", [c for c in EXACT_CASES if c.d == 17], ids=str)
 def test_strides_do_not_matter(case: Case):
     s, K, X = case.structure, case.K, case.X
     strided = X.mT.contiguous().mT
@@ -236,22 +238,51 @@ def test_strides_do_not_matter(case: Case):
         assert_near(actual, expected, terms=case.d, magnitude=expected.abs())
 
 
-@settings(max_examples=60)
-@given(
-    kind=st.sampled_from(sorted(PATTERNS)),
-    d=st.integers(1, 40),
-    k=st.integers(1, 50),
-    b=st.integers(1, 3),
+LAWS = [
+    test_packing_loses_nothing,
+    test_identity,
+    test_apply,
+    test_apply_symmetric,
+    test_product_stays_in_the_structure,
+    test_project_gram,
+    test_project_factor_gram,
+    test_project_congruence,
+    test_rows_and_trace,
+    test_project,
+    test_projection_is_orthogonal_in_the_symmetric_parts,
+    test_squared_norm,
+    test_add_to_diagonal,
+    test_arguments_are_left_alone,
+]
+
+
+# k for an axis of size d, of the structures that have one.
+SIZED = ("block_diagonal", "hierarchical")
+RELATIONS = {
+    "k<d": lambda d: st.integers(1, max(d - 1, 1)),
+    "k=d": st.just,
+    "k>d": lambda d: st.integers(d + 1, 100),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "relation"),
+    [
+        *((kind, None) for kind in sorted(PATTERNS) if kind not in SIZED),
+        *itertools.product(SIZED, RELATIONS),
+    ],
 )
-def test_any_size(kind: str, d: int, k: int, b: int):
-    name = f"{kind}:{k}" if kind in ("block_diagonal", "hierarchical") else kind
-    case = Case(name, d, b, torch.float64)
-    test_packing_loses_nothing(case)
-    test_apply(case)
-    test_apply_symmetric(case)
-    test_product_stays_in_the_structure(case)
-    test_project_gram(case)
-    test_project_factor_gram(case)
-    test_squared_norm(case)
-    test_project_congruence(case)
-    test_rows_and_trace(case)
+@settings(max_examples=12)
+@given(data=st.data(), d=st.integers(1, 64), b=st.integers(1, 5))
+def test_any_size(kind: str, relation: str | None, data: st.DataObject, d: int, b: int):
+    name = kind if relation is None else f"{kind}:{data.draw(RELATIONS[relation](d), label='k')}"
+    for law in LAWS:
+        law(Case(name, d, b, torch.float64))
+
+
+@pytest.mark.parametrize("kind", SIZED)
+@pytest.mark.parametrize(("d", "k", "b"), [(12, 4, 1), (13, 4, 2), (7, 1, 1), (64, 64, 1)])
+def test_telling_sizes(kind: str, d: int, k: int, b: int):
+    """k divides d, leaves one element over, is one; the largest block; one block and two."""
+    for law in LAWS:
+        law(Case(f"{kind}:{k}", d, b, torch.float64))

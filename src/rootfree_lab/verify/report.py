@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from difflib import get_close_matches
 
@@ -34,7 +35,20 @@ def chosen(names: Sequence[str]) -> list[Claim]:
 def measure(claims: Iterable[Claim], *, seed: int) -> Iterator[Result]:
     """Measure one claim after another; each starts at the seed, whichever others are measured."""
     for claim in claims:
-        yield claim, claim.measure(torch.Generator().manual_seed(seed))
+        with _one_thread():
+            measured = claim.measure(torch.Generator().manual_seed(seed))
+        yield claim, measured
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A dozen numbers at a time: threads would wait for each other longer than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def row(claim: Claim, measured: Measured) -> tuple[str, str, str, str]:

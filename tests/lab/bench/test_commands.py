@@ -27,6 +27,7 @@ def run(*arguments: str):
 FAST = ("--turns", "1", "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_all_contenders(tmp_path):
     """All but the compiled one, which would compile for longer than all others take."""
     files = tmp_path / "tiny.json", tmp_path / "tiny.png"
@@ -83,6 +84,7 @@ def test_other_options(tmp_path):
     assert "RFRMSprop, graph: not measured, CUDA graphs need a GPU" in result.output
 
 
+@pytest.mark.slow
 def test_iteration(tmp_path):
     files = tmp_path / "i.json", tmp_path / "i.svg"
     result = run(

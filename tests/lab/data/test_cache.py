@@ -75,6 +75,7 @@ def test_interrupted_write_leaves_nothing(tmp_path, monkeypatch, call):
     entry(tmp_path)  # the lock is free again
 
 
+@pytest.mark.slow
 def test_killed_write_leaves_no_entry(tmp_path):
     program = f"""
 import os, signal

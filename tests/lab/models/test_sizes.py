@@ -86,6 +86,7 @@ def test_size_of_vmamba():
 
 
 # VMamba is left out: autocast, which it switches off around its scan, has no meta device.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PUBLISHED])
 def test_full_size_models_run_on_32_pixels(name):
     data = SimpleNamespace(kind="images", classes=10, shape=(3, 32, 32))

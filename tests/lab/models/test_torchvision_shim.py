@@ -19,6 +19,7 @@ def fresh():
     torchvision_shim.make_importable.cache_clear()
 
 
+@pytest.mark.slow
 def test_timm_imports():
     code = (
         "from rootfree_lab.torchvision_shim import make_importable\n"

@@ -6,12 +6,15 @@ import pytest
 
 from lab.report import browser as chromium
 from lab.report.fake_records import comparison, record, write
-from rootfree_lab.report import write_report
+from rootfree_lab.report import figures, write_report
 
-pytestmark = pytest.mark.skipif(
-    chromium.program() is None,
-    reason="Chromium is not installed (Debian: apt-get install chromium)",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        chromium.program() is None,
+        reason="Chromium is not installed (Debian: apt-get install chromium)",
+    ),
+]
 
 SHOWN = "[...document.querySelectorAll('#runs-table tbody:not([hidden])')]"
 SORTED = "[...document.querySelectorAll('th[aria-sort]')].map(h => [h.dataset.key, h.ariaSort])"
@@ -29,7 +32,9 @@ def column(key: str) -> str:
 def page(tmp_path_factory):
     incomplete = record("<b>bold</b>", final={"test_error": None}, curve=[], completed=False)
     folder = tmp_path_factory.mktemp("report")
-    return write_report(write(folder / "records.jsonl", [*comparison(), incomplete])).page
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "FORMATS", ("svg",))  # the page holds drawings of its own
+        return write_report(write(folder / "records.jsonl", [*comparison(), incomplete])).page
 
 
 @pytest.fixture(scope="module")

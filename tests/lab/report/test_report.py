@@ -19,10 +19,17 @@ from rootfree_lab.report.records import read
 VOID = {"meta", "input"}
 
 
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A report on thirty runs and a line that was cut off, in all formats."""
+    folder = tmp_path_factory.mktemp("compared")
+    return write_report(write(folder / "records.jsonl", comparison(), tail='{"lab'))
+
+
 @pytest.fixture(autouse=True)
 def fewer_files(monkeypatch, request) -> None:
-    """One test looks at all formats; the others save the time."""
-    if request.function is not test_a_comparison:
+    """Two tests look at all formats; the others save the time."""
+    if request.function is not test_the_same_records_give_the_same_files:
         monkeypatch.setattr(figures, "FORMATS", ("svg",))
 
 
@@ -63,10 +70,10 @@ def page_of(tmp_path, records) -> tuple[str, Checked]:
     return text, Checked(text)
 
 
-def test_a_comparison(tmp_path):
-    file = write(tmp_path / "records.jsonl", comparison(), tail='{"lab')
-    written = write_report(file)
-    assert written.page == tmp_path / "report" / "report.html"
+@pytest.mark.slow
+def test_a_comparison(compared):
+    written, folder = compared, compared.page.parent.parent
+    assert written.page == folder / "report" / "report.html"
     assert written.runs == 30
     assert written.problems == ("records.jsonl, line 31: cut off in the middle",)
     stems = {figure.name.rpartition(".")[0] for figure in written.figures}
@@ -92,13 +99,22 @@ def test_a_comparison(tmp_path):
     # Colours come from the style sheet, so that they follow the reader's scheme.
     svgs = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b", svgs)
-    assert str(tmp_path) not in text
-    # The same records give the same files.
+    assert str(folder) not in text
+
+
+@pytest.mark.slow
+def test_the_same_records_give_the_same_files(tmp_path):
+    file = write(tmp_path / "records.jsonl", [record(), record(seed=1), record("SGD")])
+    written = write_report(file)
     before = {path: path.read_bytes() for path in (written.page, *written.figures)}
+    assert {path.suffix for path in before} == {".html", ".png", ".svg", ".pdf"}
+    for path in before:
+        path.unlink()
     write_report(file)
     assert before == {path: path.read_bytes() for path in before}
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else(tmp_path):
     text, page = page_of(tmp_path, [record(), record("SGD")])
     for tag, attributes in page.elements:
@@ -109,8 +125,10 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", text))
 
 
-def test_links_inside_the_page_lead_somewhere(tmp_path):
-    text, page = page_of(tmp_path, comparison())
+@pytest.mark.slow
+def test_links_inside_the_page_lead_somewhere(compared):
+    text = compared.page.read_text(encoding="utf-8")
+    page = Checked(text)
     targets = re.findall(r'(?:href="|url\()#([^")]+)', text)
     assert targets
     assert set(targets) <= set(page.ids)
@@ -123,6 +141,7 @@ NASTY = (
 )
 
 
+@pytest.mark.slow
 def test_labels_are_text_whatever_they_contain(tmp_path):
     content = record(NASTY, data=f"d{NASTY}", model=f"../{NASTY}", seed=NASTY)
     content["config"]["optimizer"][NASTY] = NASTY
@@ -137,6 +156,7 @@ def test_labels_are_text_whatever_they_contain(tmp_path):
     assert all(re.fullmatch(r"[a-z0-9.-]+", path.name) for path in written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "records",
     [
@@ -187,6 +207,7 @@ def test_labels_of_a_logarithmic_axis(tmp_path, last, expected):
     assert expected <= found
 
 
+@pytest.mark.slow
 def test_hundreds_of_runs(tmp_path):
     """Every run is in the table; the figures show the best methods."""
     short = [
@@ -201,6 +222,7 @@ def test_hundreds_of_runs(tmp_path):
     assert len(text) < 3_000_000
 
 
+@pytest.mark.slow
 def test_the_caller_s_matplotlib_is_left_alone(tmp_path):
     import matplotlib
 
@@ -209,6 +231,7 @@ def test_the_caller_s_matplotlib_is_left_alone(tmp_path):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_command(tmp_path):
     file = write(tmp_path / "records.jsonl", [record()], tail="{")
     result = CliRunner().invoke(commands.app, ["report", str(file), "--out", str(tmp_path / "r")])

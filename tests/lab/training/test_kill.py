@@ -15,6 +15,8 @@ from rootfree_lab.config_files import load_config
 from rootfree_lab.records import read_records
 from rootfree_lab.training import records_path, train
 
+pytestmark = pytest.mark.slow
+
 # Kills its own process inside the second checkpoint write, in the named system call.
 KILLED_RUN = """
 import os, signal, sys
