@@ -95,19 +95,16 @@ def input_sums(
         X = x.reshape(-1, x.shape[-1])
         return InputSums(gram_of_rows(X), X.sum(0, dtype=wide_dtype(dtype)), len(X))
     assert isinstance(layer, MatrixLayer)
-    A = a = None
-    rows = 0
-    pieces = iter([layer.mean_inputs(x)]) if sharing == "reduce" else layer.inputs(x)
-    for piece in pieces:
+    sums = None
+    for piece in [layer.mean_inputs(x)] if sharing == "reduce" else layer.inputs(x):
         X = piece.reshape(-1, 1, layer.i)  # channel groups are more rows of the same factor
-        new = gram(X)[0] if dense else gram_diagonal(X)[0]
-        total = X.sum(0, dtype=wide_dtype(X.dtype))[0]
-        A, a = (new, total) if A is None or a is None else (A.add_(new), a.add_(total))
-        rows += len(X)
-    if A is None or a is None:  # an empty batch
-        wide = wide_dtype(dtype)
-        A, a = (x.new_zeros(layer.i, *[layer.i] * k, dtype=wide) for k in (int(dense), 0))
-    return InputSums(A, a, rows)
+        A = gram(X)[0] if dense else gram_diagonal(X)[0]
+        new = InputSums(A, X.sum(0, dtype=wide_dtype(X.dtype))[0], len(X))
+        if sums is None:
+            sums = new
+        else:
+            sums.add_(new)
+    return sums or LayerSums.zeros(layer, x.device, max_dense).inputs  # an empty batch
 
 
 def gradient_sum(call: Call, grad: Tensor, sharing: Sharing, max_dense: int) -> Tensor:

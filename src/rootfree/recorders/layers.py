@@ -207,8 +207,7 @@ def _kind(module: nn.Module) -> type[Layer] | None:
 
 def _as_rows(x: Tensor) -> Tensor:
     """(n, ..., d) as (n, t, 1, d); an input of one example may lack the first axis."""
-    n = x.shape[0] if x.dim() > 1 else 1
-    return x.reshape(n, -1, 1, x.shape[-1])
+    return x.reshape(x.shape[0] if x.dim() > 1 else 1, -1, 1, x.shape[-1])
 
 
 def _padding(module: _ConvNd) -> list[int]:

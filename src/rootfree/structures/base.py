@@ -134,8 +134,7 @@ class Structure(ABC):
 
     def trace(self, M: Tensor) -> Tensor:
         """``tr M`` of the dense matrix, (b,)."""
-        diagonal = self.unpack(M).diagonal(dim1=1, dim2=2)
-        return diagonal.sum(1, dtype=wide_dtype(M.dtype))
+        return self.unpack(M).diagonal(dim1=1, dim2=2).sum(1, dtype=wide_dtype(M.dtype))
 
 
 @dataclass(frozen=True)
