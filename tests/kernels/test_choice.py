@@ -175,7 +175,7 @@ def test_factors_in_bf16_keep_the_kernels_and_are_in_one_piece():
         ((7,), {"method": rootfree.RFFullAdagrad}),
         ((5, 6), {"method": rootfree.IFFullAdagrad}),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),
 )
 def test_directions_without_a_kernel_go_by_the_rule_between_kernels(shape, options):
     """The other choices do not depend on it: kernels gather the gradients and do the tail."""

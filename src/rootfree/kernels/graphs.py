@@ -7,8 +7,8 @@ times longer for them than the device.
 from __future__ import annotations
 
 import gc
-import math
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -22,9 +22,9 @@ Work = Callable[[], None]
 _MOST = 4
 _MOST_RECORDED = 16
 _MOST_SEEN = 64
-# Works that are done at the same time, and the elements below which that pays outside a graph.
+# Works that are done at the same time, and the elements below which that pays.
 _BRANCHES = 6
-_SMALL = 2**21
+_SMALL, _SMALL_IN_GRAPH = 2**21, 2**24
 
 
 class Recordings:
@@ -108,9 +108,12 @@ class Recorder:
     """Records in CUDA graphs that share one pool of memory: they never run at the same time."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def __call__(self, work: Work) -> Work:
+        if not self._graphs:  # torch gives a pool up with the last graph that uses it
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream()
         there, *_ = _streams(here.device)
@@ -123,19 +126,20 @@ class Recorder:
             finally:
                 graph.capture_end()
         here.wait_stream(there)
+        self._graphs.add(graph)
         return graph.replay
 
 
 def side_by_side(works: Sequence[tuple[int, Work]], device: torch.device) -> None:
     """Do independent works, given with their numbers of elements, at the same time where it pays.
 
-    Small works leave most of the device idle. Where they are being recorded all become branches of
-    the graph; else the small ones run beside the large ones, whose memory stays in one place.
+    Small works leave most of the device idle, and run beside each other and the large ones, whose
+    memory stays in one place. Where they are recorded, as branches of a graph, more are small.
     """
     here: list[Work] = []
     beside: list[Work] = []
     if device.type == "cuda" and len(works) > 1:
-        limit = math.inf if torch.cuda.is_current_stream_capturing() else _SMALL
+        limit = _SMALL_IN_GRAPH if torch.cuda.is_current_stream_capturing() else _SMALL
         for elements, work in works:
             (beside if elements < limit else here).append(work)
     else:

@@ -50,6 +50,8 @@ class AddressTable:
         """Put the addresses of `tensors` into the table; whether any of them is new."""
         addresses = list(map(Tensor.data_ptr, tensors))
         captured = self._own.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not captured:
+            self._stock_up()
         if addresses == self._sent and not captured and self.tensor is self._own:
             return False
         if captured:
@@ -63,7 +65,6 @@ class AddressTable:
             _captured.append((staging, self._beside))
             self.tensor = torch.empty_like(self._own)
         else:
-            self._stock_up()
             # A fresh one each time: its memory is not handed out again before the copy ran.
             staging = self._staging()
             self.tensor = self._own

@@ -77,13 +77,12 @@ def tangent_kernel(
 ):  # fmt: skip
     """h <- ½(B·unit²/r·X Xᵀ + λ·∏ trace·KᵀK - γI), and partial sums of h²."""
     if EIGHTS:  # Triton itself asks for multiples of 16 before it reads eight numbers at once
-        d = tl.multiple_of(d, 8)
-        r = tl.multiple_of(r, 8)
-        x_b = tl.multiple_of(x_b, 8)
+        d = d // 8 * 8
+        r = r // 8 * 8
         if ROW_MAJOR:
-            x_d = tl.multiple_of(x_d, 8)
+            x_d = x_d // 8 * 8
         else:
-            x_r = tl.multiple_of(x_r, 8)
+            x_r = x_r // 8 * 8
     b = tl.program_id(0) // tiles
     t = tl.program_id(0) % tiles
     i, j = _tile(t)
@@ -127,7 +126,7 @@ def square_kernel(
 ):  # fmt: skip
     """STORE: q <- h²/‖h‖².  Otherwise partial sums of the squares of h²  (h is q then)."""
     if EIGHTS:
-        d = tl.multiple_of(d, 8)
+        d = d // 8 * 8
     b = tl.program_id(0) // tiles
     t = tl.program_id(0) % tiles
     i, j = _tile(t)
@@ -151,7 +150,7 @@ def product_kernel(
 ):  # fmt: skip
     """P <- K Kᵀ."""
     if EIGHTS:
-        d = tl.multiple_of(d, 8)
+        d = d // 8 * 8
     b = tl.program_id(0) // tiles
     i, j = _tile(tl.program_id(0) % tiles)
     rows = i * TILE + tl.arange(0, TILE)

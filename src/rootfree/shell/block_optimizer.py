@@ -30,9 +30,9 @@ from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.schedules import schedule
 from rootfree.shell.work import GroupMemory, Work
 
-# Models of at most so many elements have their directions replayed from CUDA graphs. These hold
-# their temporaries, up to seven bytes an element; larger models keep the device busy without.
-REPLAYED = 2**25
+# Directions are replayed from CUDA graphs where these take at most this part of the device's memory
+# (their temporaries have up to eight bytes an element).
+REPLAYED = 0.01
 
 _FORM = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm", "init_scale")
 _RATES = ("batch_size", "precond_lr", "damping", "gamma")
@@ -282,7 +282,7 @@ class BlockOptimizer(RootFreeOptimizer):
         elements = sum(p.numel() for group in self.param_groups for p in group["params"])
         if not (self._inverse_free and self._curvature is None and p.is_cuda):
             return None
-        if elements > REPLAYED:
+        if 8 * elements > REPLAYED * torch.cuda.get_device_properties(p.device).total_memory:
             return None
         self._recorder = self._recorder or Recorder()
         return Recordings(self._recorder)

@@ -63,6 +63,7 @@ class GraphedStep:
         self._device = next(iter(devices))
         self._recordings = Recordings(first=1, limited=False)
 
+    @torch.no_grad()
     def step(self) -> None:
         """One update of every parameter that has a gradient."""
         optimizer = self._optimizer
