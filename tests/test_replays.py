@@ -273,8 +273,9 @@ def test_a_graph_that_became_garbage_does_not_spoil_the_next(monkeypatch):
 @pytest.mark.parametrize("groups", [1, 3])
 def test_large_models_keep_no_memory_for_it(monkeypatch, groups):
     """The whole model counts, not a group of it."""
-    total = sum(p.numel() for p in network().parameters())
-    for limit, graphs in ((total, True), (total - 1, False)):
+    total = 8 * sum(p.numel() for p in network().parameters())
+    part = total / torch.cuda.get_device_properties("cuda").total_memory
+    for limit, graphs in ((1.001 * part, True), (0.999 * part, False)):
         run = Run(monkeypatch, replayed=True)
         run.limit = limit
         ps = list(run.model.parameters())

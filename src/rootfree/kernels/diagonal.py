@@ -36,6 +36,8 @@ class FusedDiagonal:
 
     def send(self, tail: Tail, *, keep: float, gain: float, lam: float) -> None:
         """Bring the hyper-parameters to the device."""
+        self._gradients.stock_up()
+        self._state.stock_up()
         self._numbers.send(tail.lr, keep, gain, tail.alpha1, max(lam, TINY), tail.kappa)
 
     def update_(

@@ -116,6 +116,8 @@ class FusedStack:
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
+        self._gradients.stock_up()
+        self._state.stock_up()
         cap, rms = tail.cap or 1.0, tail.rms or 1.0
         self.numbers.send(tail.lr, tail.alpha1, tail.kappa, cap, rms, *rates)
 

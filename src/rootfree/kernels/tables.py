@@ -37,21 +37,21 @@ class AddressTable:
         self._beside = beside
         # A capture cannot make pinned memory, so some is at hand; each serves one capture.
         self._spares: list[Tensor] = []
-        self._stock_up()
+        self.stock_up()
 
     def _staging(self) -> Tensor:
         return torch.empty(len(self._own), dtype=torch.int64, pin_memory=self._own.is_cuda)
 
-    def _stock_up(self) -> None:
-        while self._own.is_cuda and len(self._spares) < _SPARES:
-            self._spares.append(self._staging())
+    def stock_up(self) -> None:
+        """Pinned memory for the captures to come."""
+        if self._own.is_cuda and not torch.cuda.is_current_stream_capturing():
+            while len(self._spares) < _SPARES:
+                self._spares.append(self._staging())
 
     def send(self, tensors: Sequence[Tensor]) -> bool:
         """Put the addresses of `tensors` into the table; whether any of them is new."""
         addresses = list(map(Tensor.data_ptr, tensors))
         captured = self._own.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not captured:
-            self._stock_up()
         if addresses == self._sent and not captured and self.tensor is self._own:
             return False
         if captured:
