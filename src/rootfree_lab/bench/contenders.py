@@ -159,6 +159,15 @@ def rootfree_contenders() -> list[Contender]:
         shampoo("IFShampoo T=2", 2),
         shampoo("IFShampoo T=10", 10),
         shampoo("IFShampoo low memory T=2", 2, factor_dtype=half, state_dtype=half),
+        shampoo("IFShampoo update RMS T=2", 2, update_rms=0.2, weight_decay=0.1),
+        shampoo("IFShampoo bf16 state T=2", 2, state_dtype=half),
+        shampoo(
+            "IFShampoo Nesterov T=2",
+            2,
+            nesterov=True,
+            decoupled_weight_decay=True,
+            weight_decay=0.1,
+        ),
         Contender(
             "IFShampoo KFAC T=2", _without_model, "rootfree", period=2, on_model=_kfac, room=40.0
         ),
@@ -183,7 +192,10 @@ def graphed(contender: Contender) -> Contender:
         built = contender.build(ps)
         (optimizer,) = built.optimizers
         assert isinstance(optimizer, rootfree.RootFreeOptimizer)
-        return replace(built, step=rootfree.GraphedStep(optimizer).step)
+        try:
+            return replace(built, step=rootfree.GraphedStep(optimizer).step)
+        except ValueError as error:
+            raise NotApplicableError(str(error)) from error
 
     # Its temporaries stay reserved in the graph's own pool.
     return replace(contender, name=contender.name + GRAPH, build=build, room=contender.room + 16)
