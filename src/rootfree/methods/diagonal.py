@@ -67,10 +67,10 @@ class DiagonalOptimizer(RootFreeOptimizer):
 
     def _update_fused(self, work: Work) -> bool:
         """The update by one launch; False, with nothing done, where there is no kernel for it."""
-        plain = {type(p) for p in work.ps} <= {Tensor, nn.Parameter}
-        if self._curvature is not None or not plain or not self._kernels_run(work.ps[0]):
-            return False
         if work.kernel is None:
+            plain = {type(p) for p in work.ps} <= {Tensor, nn.Parameter}
+            if self._curvature is not None or not plain or not self._kernels_run(work.ps[0]):
+                return False
             work.kernel = FusedDiagonal(work.ps)
         self._send_numbers(work)
         return work.kernel.update_(

@@ -207,7 +207,8 @@ class RootFreeOptimizer(Optimizer, ABC):
         found: list[Work] = []
         for group in self.param_groups:
             params = group["params"]
-            memory = None if torch.compiler.is_compiling() else self._memory_of(group)
+            places = [(p.device, p.dtype, p.shape) for p in params]
+            memory = None if torch.compiler.is_compiling() else self._memory_of(group, places)
             gs = [p.grad for p in params]
             dues = None if memory is None else self._dues(memory)
             refresh: bool | None = True
@@ -217,8 +218,8 @@ class RootFreeOptimizer(Optimizer, ABC):
                 due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
                 refresh = due.pop() if len(due) == 1 else None  # None: some of them
             kinds: list[Any] = [
-                None if g is None else (p.device, p.dtype, g.dtype, g.layout, refresh is None and d)
-                for p, g, d in zip(params, gs, dues, strict=True)
+                None if g is None else (place, g.dtype, g.layout, refresh is None and d)
+                for place, g, d in zip(places, gs, dues, strict=True)
             ]
             patterns = [] if memory is None else memory.patterns
             work = next((work for known, work in patterns if known == kinds), None)
@@ -233,18 +234,21 @@ class RootFreeOptimizer(Optimizer, ABC):
             found += work
         return found
 
-    def _memory_of(self, group: Group) -> GroupMemory:
-        """What is known of a group: made anew when anything that it depends on is not as it was."""
+    def _memory_of(self, group: Group, places: list[Any] | None = None) -> GroupMemory:
+        """What is known of a group: made anew when anything that it depends on is not as it was.
+
+        `places`: device, dtype and shape of each parameter.
+        """
         memory, params = self._memories.get(id(group)), group["params"]
+        places = places or [(p.device, p.dtype, p.shape) for p in params]
         if (
             memory is not None
             and memory.group is group
             and len(params) == len(memory.params)
             and all(map(is_, params, memory.params))
             and memory.form == self._form(group)
-            and all(map(is_, map(self.state.get, params), memory.rows))
-            and _holds(memory)
-            and memory.places == [(p.device, p.dtype, p.shape) for p in params]
+            and memory.places == places
+            and _holds(memory, self.state)
         ):
             return memory
         return self._remember(group)
@@ -258,9 +262,12 @@ class RootFreeOptimizer(Optimizer, ABC):
         rows = [self.state[p] for p in params]
         memory = GroupMemory(group, self._form(group), params, places, rows)
         self._lay_out(memory)
-        # At least two keys, or the getter would give no tuple.
+        # At least two keys, or a getter would give no tuple.
         memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]
         memory.tensors = [tensor for get, row in memory.held for tensor in get(row)]
+        positions = {p: i for i, p in enumerate(self.state)}
+        where = [positions[p] for p in params]
+        memory.entries = itemgetter(*where, *(where or [0])[:1])
         alive = {id(group) for group in self.param_groups}
         kept = {key: known for key, known in self._memories.items() if key in alive}
         # A new dict, not an entry: the class attribute is the empty start of all optimizers.
@@ -347,13 +354,17 @@ class RootFreeOptimizer(Optimizer, ABC):
         return table_of(described)
 
 
-def _holds(memory: GroupMemory) -> bool:
-    """Whether the state has the very tensors that are remembered."""
+def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
+    """Whether the state has the very rows and tensors that are remembered, in their places."""
+    if not memory.params:
+        return True
     try:
+        ps, rows = memory.entries(list(state)), memory.entries(list(state.values()))
         found = [tensor for get, row in memory.held for tensor in get(row)]
-    except KeyError:
+    except (KeyError, IndexError):
         return False
-    return all(map(is_, found, memory.tensors))
+    alike = all(map(is_, ps, memory.params)) and all(map(is_, rows, memory.rows))
+    return alike and all(map(is_, found, memory.tensors))
 
 
 def states(work: Work, key: str) -> Tensors:

@@ -49,6 +49,7 @@ class GroupMemory:
     rows: list[dict[str, Tensor]]  # state[p] of each
     held: list[tuple[Callable[..., Tensors], dict[str, Tensor]]] = field(default_factory=list)
     tensors: Tensors = field(default_factory=list)  # all of theirs, as `held` gets them
+    entries: Callable[[Any], Sequence[Any]] = tuple  # those of the params among all of the state
     buckets: list[Bucket[Plan]] = field(default_factory=list)
     steps: Tensor | None = None  # how often each was updated, on the CPU
     owners: dict[int, int] = field(default_factory=dict)  # of biases in joint pairs: the weight
@@ -72,7 +73,8 @@ def sorted_work(
     for i, (p, kind) in enumerate(zip(params, kinds, strict=True)):
         if kind is not None and p.numel() > 0:
             check_gradient(p)
-            by_kind.setdefault((kind[0], kind[1], kind[-1]), []).append(i)
+            (device, dtype, _), *_, refresh = kind
+            by_kind.setdefault((device, dtype, refresh), []).append(i)
     work = []
     for (device, _, refresh), where in by_kind.items():
         limit = elements_at_once if device.type == "cpu" else None
