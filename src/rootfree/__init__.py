@@ -1,11 +1,6 @@
 """Optimizers for PyTorch without the square root."""
 
-from rootfree.curvature import (
-    Curvature,
-    DiagonalCurvature,
-    KroneckerCurvature,
-    SumOfOuterProducts,
-)
+from rootfree.curvature import Curvature, DiagonalCurvature, KroneckerCurvature, SumOfOuterProducts
 from rootfree.methods.if_full_adagrad import IFFullAdagrad
 from rootfree.methods.if_shampoo import IFShampoo
 from rootfree.methods.rf_adagrad import RFAdagrad

@@ -66,11 +66,6 @@ class KroneckerCurvature:
             product = product.unsqueeze(-1) * diagonal.to(wide)
         return product.view(self.axes)
 
-    @property
-    def numel(self) -> int:
-        """The number of elements of the parameter."""
-        return math.prod(self.axes)
-
 
 @dataclass(frozen=True)
 class Part:

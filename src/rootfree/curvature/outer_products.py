@@ -121,10 +121,7 @@ def _in_frame(
     V = V / per_block(unit.to(V.dtype), V)
     weight = (unit * scale).square().clamp(max=LARGEST)
     return [
-        (
-            structure.project_gram(matricise(V, n)),
-            weight / (math.prod(sizes) / sizes[n]),
-        )
+        (structure.project_gram(matricise(V, n)), weight / (math.prod(sizes) / sizes[n]))
         for n, structure in enumerate(structures)
     ]
 

@@ -87,7 +87,7 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
         tensors, fits = [H.h], tuple(H.h.shape) == shape
         wanted, got = f"h of shape {shape}", tuple(H.h.shape)
     elif isinstance(H, KroneckerCurvature):
-        tensors, fits = list(H.factors), H.numel == math.prod(shape)
+        tensors, fits = list(H.factors), math.prod(H.axes) == math.prod(shape)
         wanted, got = f"axes with product {math.prod(shape)}", H.axes
     else:
         raise TypeError(

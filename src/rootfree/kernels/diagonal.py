@@ -61,8 +61,8 @@ class FusedDiagonal:
                 lr if isinstance(lr, Tensor) and lr.is_cuda else self._numbers.tensor,
                 self._numbers.tensor, len(ps),
                 P=kernels.dtype(ps[0]), G=kernels.dtype(gs[0]), S=kernels.dtype(ss[0]),
-                UPDATE=kernels.diagonal.UPDATES[update], MOMENTUM=bool(ms),
-                NESTEROV=bool(ms) and tail.nesterov, DECOUPLED=tail.decoupled,
+                AVERAGED=update == "averaged", MOMENTUM=bool(ms),
+                NESTEROV=bool(ms) and tail.nesterov, DECOUPLED=tail.decoupled or update == "averaged",
                 ALIGNED=self._state.aligned and self._gradients.aligned,
                 CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
             )  # fmt: skip

@@ -121,8 +121,6 @@ class FusedStack:
         cap, rms = tail.cap or 1.0, tail.rms or 1.0
         self.numbers.send(tail.lr, tail.alpha1, tail.kappa, cap, rms, *rates)
 
-    # -- gradients in ------------------------------------------------------------------------
-
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Fill the stack with gradients (and their sums of squares)."""
         gs = [g if g.is_contiguous() else g.contiguous() for g in gs]
@@ -155,8 +153,6 @@ class FusedStack:
         self._values, self._squares = room
         if self._holes:
             self._values.zero_()
-
-    # -- directions --------------------------------------------------------------------------
 
     def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
         """Do work on the parts, from a graph where that is faster.
@@ -194,8 +190,6 @@ class FusedStack:
         """Keep the changed state of a part; its directions are where they should be."""
         if part.share.rows is not None and refresh:
             put_back_(part.share.bucket.slabs, part.share.rows, part.state)
-
-    # -- the tail ----------------------------------------------------------------------------
 
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""

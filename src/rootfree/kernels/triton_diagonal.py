@@ -15,58 +15,47 @@ from rootfree.kernels.triton_shared import load_pointer, store_state
 
 
 @triton.jit
-def _heavy_ball(
+def _update(
     p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa,
-    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
+    AVERAGED: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
-    """s <- keep·s + gain·g²;  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m."""
+    """s <- keep·s + gain·g², and then
+
+    heavy ball:  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
+    AVERAGED:    m <- α₁ m + (1-α₁) g;       p <- (1 - β₁κ) p - β₁ m/(s+λ)
+    """
     p = tl.load(p_at + at, mask).to(tl.float32)
     g = tl.load(g_at + at, mask).to(tl.float32)
-    s = tl.load(s_at + at, mask).to(tl.float32)
+    s = keep * tl.load(s_at + at, mask).to(tl.float32) + gain * (g * g)
     if MOMENTUM:
         m = tl.load(m_at + at, mask).to(tl.float32)
-    s = keep * s + gain * (g * g)
-    store_state(s_at, at, mask, s, at, counter)
-    u = g / (s + lam)
+    # Momentum and preconditioner are rounded in the order of the rule.
+    store_state(s_at, at, mask, s, at, counter + 1 if AVERAGED else counter)
     if DECOUPLED:
         p = p * (1 - step * kappa)
+    if AVERAGED:
+        m += (1 - alpha1) * (g - m)
+        store_state(m_at, at, mask, m, at, counter)
+        u = m / (s + lam)
     else:
-        u += kappa * p
-    if MOMENTUM:
-        m = u + alpha1 * m
-        store_state(m_at, at, mask, m, at, counter + 1)
-        if NESTEROV:
-            u += alpha1 * m
-        else:
-            u = m
+        u = g / (s + lam)
+        if not DECOUPLED:
+            u += kappa * p
+        if MOMENTUM:
+            m = u + alpha1 * m
+            store_state(m_at, at, mask, m, at, counter + 1)
+            u = u + alpha1 * m if NESTEROV else m
     tl.store(p_at + at, p - step * u, mask)
-
-
-@triton.jit
-def _averaged(
-    p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa,
-    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
-):  # fmt: skip
-    """m <- α m + (1-α) g;  s <- keep·s + gain·g²;  p <- (1 - β₁κ) p - β₁ m/(s+λ)."""
-    p = tl.load(p_at + at, mask).to(tl.float32)
-    g = tl.load(g_at + at, mask).to(tl.float32)
-    s = tl.load(s_at + at, mask).to(tl.float32)
-    m = tl.load(m_at + at, mask).to(tl.float32)
-    m += (1 - alpha1) * (g - m)
-    store_state(m_at, at, mask, m, at, counter)
-    s = keep * s + gain * (g * g)
-    store_state(s_at, at, mask, s, at, counter + 1)
-    tl.store(p_at + at, (1 - step * kappa) * p - step * (m / (s + lam)), mask)
 
 
 @triton.jit
 def diagonal_kernel(
     items, sizes, state, gradients, lr_at, numbers, count,
-    P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, UPDATE: tl.constexpr,
+    P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, AVERAGED: tl.constexpr,
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr, ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one parameter, by `_heavy_ball` or `_averaged`."""
+    """One chunk of one parameter."""
     which = tl.load(items + 2 * tl.program_id(0))
     start = tl.load(items + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
     size = tl.load(sizes + which)
@@ -88,18 +77,15 @@ def diagonal_kernel(
     if start + CHUNK <= size:  # without a mask four numbers are read at once
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
-            UPDATE(
+            _update(
                 p_at, g_at, s_at, m_at, at, None, counter,
-                step, keep, gain, alpha1, lam, kappa, MOMENTUM, NESTEROV, DECOUPLED,
+                step, keep, gain, alpha1, lam, kappa, AVERAGED, MOMENTUM, NESTEROV, DECOUPLED,
             )  # fmt: skip
     else:
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             mask = at < size
-            UPDATE(
+            _update(
                 p_at, g_at, s_at, m_at, at, mask, counter,
-                step, keep, gain, alpha1, lam, kappa, MOMENTUM, NESTEROV, DECOUPLED,
+                step, keep, gain, alpha1, lam, kappa, AVERAGED, MOMENTUM, NESTEROV, DECOUPLED,
             )  # fmt: skip
-
-
-UPDATES = {"heavy_ball": _heavy_ball, "averaged": _averaged}

@@ -8,11 +8,7 @@ from torch import Tensor, nn
 
 from rootfree.kernels.diagonal import FusedDiagonal
 from rootfree.kernels.rounding import widened
-from rootfree.rules.diagonal import (
-    accumulate_,
-    accumulate_squares_,
-    preconditioned_heavy_ball_,
-)
+from rootfree.rules.diagonal import accumulate_, accumulate_squares_, preconditioned_heavy_ball_
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
 from rootfree.shell.work import Work
@@ -57,8 +53,6 @@ class DiagonalOptimizer(RootFreeOptimizer):
         else:
             hs = self._curvature.diagonals(work.ps, gs, B=B)
             accumulate_(ss, hs, beta2=beta2, gamma=gamma)
-
-    # -- the kernel --------------------------------------------------------------------------
 
     def _rates(self, group: Group) -> dict[str, float]:
         """s <- keep·s + gain·g²."""

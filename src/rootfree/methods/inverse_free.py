@@ -95,12 +95,7 @@ def _refresh_(
 
 
 def _norm(
-    group: Group,
-    structures: Structures,
-    state: State,
-    dtype: torch.dtype,
-    n: int,
-    m: Tensor,
+    group: Group, structures: Structures, state: State, dtype: torch.dtype, n: int, m: Tensor
 ) -> Tensor:
     """‖mₙ‖ (b,). The spectral one is from above: β₂‖m‖₂/norm < 1, so that K stays invertible."""
     if group["factor_norm"] == "frobenius":

@@ -48,8 +48,6 @@ class BlockOptimizer(RootFreeOptimizer):
 
     _recorder: Recorder | None = None  # one for all stacks: they never run at the same time
 
-    # -- what a method defines ---------------------------------------------------------------
-
     @abstractmethod
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
         """How `p` is cut, and the structure of the factor of each axis."""
@@ -117,8 +115,6 @@ class BlockOptimizer(RootFreeOptimizer):
         """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
         saved = super().state_dict()
         return {**saved, "state": {key: joined(row) for key, row in saved["state"].items()}}
-
-    # -- what is remembered of a group -------------------------------------------------------
 
     def _form(self, group: Group) -> Any:
         momenta = (group["momentum"] > 0, group.get("riemannian_momentum", 0.0) > 0)

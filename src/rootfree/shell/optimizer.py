@@ -35,6 +35,10 @@ from rootfree.shell.work import GroupMemory, Work, sorted_work
 Group = dict[str, Any]
 Tensors = list[Tensor]
 
+_TAIL = (
+    "lr", "momentum", "weight_decay", "nesterov", "decoupled_weight_decay", "update_rms",
+    "max_update_rms",
+)  # fmt: skip
 _SWITCHES = {"nesterov", "decoupled_weight_decay"}
 _BATCH_SIZE_MISSING = (
     "batch_size is not set. It is the number of loss terms that the loss averages: images of a "
@@ -90,8 +94,6 @@ class RootFreeOptimizer(Optimizer, ABC):
         kept = {} if self._curvature is None else {"_curvature": self._curvature}
         asked = {"_fused": self._fused, "_capturable": self._capturable}
         return {**super().__getstate__(), **asked, **kept}
-
-    # -- what a method defines ---------------------------------------------------------------
 
     @abstractmethod
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
@@ -279,17 +281,7 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     def _tail(self, group: Group) -> Tail:
         """The tail of the heavy-ball methods."""
-        return Tail(
-            group["lr"],
-            group["momentum"],
-            group["weight_decay"],
-            group["nesterov"],
-            group["decoupled_weight_decay"],
-            group.get("update_rms"),
-            group.get("max_update_rms"),
-        )
-
-    # -- recorded steps (`rootfree.GraphedStep`) ---------------------------------------------
+        return Tail(*(group.get(name) for name in _TAIL))  # type: ignore[arg-type]
 
     def _why_not_recordable(self) -> str | None:
         """Why a step cannot be recorded in a CUDA graph; None: it can."""
