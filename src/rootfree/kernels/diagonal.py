@@ -11,7 +11,6 @@ from rootfree.kernels.tables import AddressTable, NumberTable
 from rootfree.rules.diagonal import TINY
 from rootfree.rules.momentum import Tail
 
-Tensors = list[Tensor]
 
 # A program's share: large enough to pay for looking up where it is, small enough to spread.
 CHUNK, BLOCK, WARPS = 4096, 1024, 8
@@ -20,7 +19,7 @@ CHUNK, BLOCK, WARPS = 4096, 1024, 8
 class FusedDiagonal:
     """Runs the updates of triton_diagonal.py on one list of parameters."""
 
-    def __init__(self, ps: Tensors) -> None:
+    def __init__(self, ps: list[Tensor]) -> None:
         device = ps[0].device
         chunks = [(i, chunk) for i, p in enumerate(ps) for chunk in range(-(-p.numel() // CHUNK))]
         self._ps = ps
@@ -41,7 +40,13 @@ class FusedDiagonal:
         self._numbers.send(tail.lr, keep, gain, tail.alpha1, max(lam, TINY), tail.kappa)
 
     def update_(
-        self, update: str, gs: Tensors, ss: Tensors, ms: Tensors, counters: Tensors, tail: Tail
+        self,
+        update: str,
+        gs: list[Tensor],
+        ss: list[Tensor],
+        ms: list[Tensor],
+        counters: list[Tensor],
+        tail: Tail,
     ) -> bool:
         """Update parameters, ss, ms, counters in place; False, with nothing done: they do not fit.
 
@@ -53,7 +58,7 @@ class FusedDiagonal:
         self.fits = self._fit(mine, gs, rounded=bool(counters))
         if not self.fits:
             return False
-        kernels = triton_kernels()
+        kernels, averaged = triton_kernels(), update == "averaged"
         with torch.cuda.device_of(ps[0]):
             launch(
                 kernels.diagonal.diagonal_kernel, len(self._items),
@@ -61,8 +66,8 @@ class FusedDiagonal:
                 lr if isinstance(lr, Tensor) and lr.is_cuda else self._numbers.tensor,
                 self._numbers.tensor, len(ps),
                 P=kernels.dtype(ps[0]), G=kernels.dtype(gs[0]), S=kernels.dtype(ss[0]),
-                AVERAGED=update == "averaged", MOMENTUM=bool(ms),
-                NESTEROV=bool(ms) and tail.nesterov, DECOUPLED=tail.decoupled or update == "averaged",
+                AVERAGED=averaged, MOMENTUM=bool(ms), NESTEROV=bool(ms) and tail.nesterov,
+                DECOUPLED=tail.decoupled or averaged,
                 ALIGNED=self._state.aligned and self._gradients.aligned,
                 CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
             )  # fmt: skip
@@ -72,7 +77,7 @@ class FusedDiagonal:
             torch.autograd.graph.increment_version(kind)
         return True
 
-    def _fit(self, mine: Tensors, gs: Tensors, *, rounded: bool) -> bool:
+    def _fit(self, mine: list[Tensor], gs: list[Tensor], *, rounded: bool) -> bool:
         """Whether layouts and dtypes suit the kernel; tells it where everything is.
 
         Parameters and state that did not move since the last step have not changed their layout.

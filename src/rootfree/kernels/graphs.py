@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-Work = Callable[[], None]
+Work = Callable[[], Any]
 
 # Recordings that are kept, and made at all: beyond that, kinds change too often to be worth it.
 _MOST = 4

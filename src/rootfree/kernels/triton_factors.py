@@ -23,6 +23,14 @@ from rootfree.kernels.triton_shared import (
 )
 
 
+@triton.jit
+def _chunk(size, chunks, BLOCK: tl.constexpr):
+    """This program's block, elements of it, which of them there are, and where the block begins."""
+    b = tl.program_id(0) // chunks
+    at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
+    return b, at, at < size, b.to(tl.int64) * size
+
+
 @triton.jit(do_not_specialize=["count", "elements"], do_not_specialize_on_alignment=["squares"])
 def start_kernel(squares, started, scales, numbers, count, elements, AXES: tl.constexpr):
     """scale <- (B·mean(G²))^{-1/(2N)} for a block that meets its first gradient, 1 for others."""
@@ -43,10 +51,7 @@ def trace_kernel(
     START: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """K <- K·scale in blocks that start;  partial sums of K²."""
-    b = tl.program_id(0) // chunks
-    at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
-    mask = at < size
-    base = b.to(tl.int64) * size
+    b, at, mask, base = _chunk(size, chunks, BLOCK)
     k = tl.load(K + base + at, mask, 0.0)
     if START:
         scale = tl.load(scales + b)
@@ -65,22 +70,19 @@ def trace_kernel(
 @triton.jit(do_not_specialize=["chunks"])
 def largest_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
     """Partial maxima of |Ĝ|."""
-    b = (tl.program_id(0) // chunks).to(tl.int64)
-    at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(Ghat + b * size + at, at < size, 0.0).to(tl.float32)
+    _, at, mask, base = _chunk(size, chunks, BLOCK)
+    x = tl.load(Ghat + base + at, mask, 0.0).to(tl.float32)
     tl.store(largest + tl.program_id(0), tl.max(tl.abs(x), 0))
 
 
 @triton.jit(do_not_specialize=["chunks"])
 def scale_down_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
     """Ĝ <- Ĝ/unit in blocks whose squares would come near the end of the range."""
-    b = tl.program_id(0) // chunks
+    b, at, mask, base = _chunk(size, chunks, BLOCK)
     unit = unit_of(largest, b, chunks)
     if unit > 1:
-        at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
-        where = Ghat + b.to(tl.int64) * size + at
-        x = tl.load(where, at < size, 0.0).to(tl.float32)
-        tl.store(where, (x / unit).to(Ghat.dtype.element_ty), at < size)
+        x = tl.load(Ghat + base + at, mask, 0.0).to(tl.float32)
+        tl.store(Ghat + base + at, (x / unit).to(Ghat.dtype.element_ty), mask)
 
 
 @triton.jit(do_not_specialize=["chunks", "tiles", "axis"])
@@ -90,10 +92,7 @@ def move_kernel(
     NORM: tl.constexpr, START: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """K <- K - β₂/max(1, ‖h‖)·K h;  `product` holds K h."""
-    b = tl.program_id(0) // chunks
-    at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
-    mask = at < size
-    base = b.to(tl.int64) * size
+    b, at, mask, base = _chunk(size, chunks, BLOCK)
     k = tl.load(K + base + at, mask, 0.0)
     moved = tl.load(product + base + at, mask, 0.0).to(tl.float32)
     norm = tl.zeros((), tl.float32) + 1.0

@@ -28,12 +28,17 @@ def _multiply_add(left, right, acc):
 
 
 @triton.jit
-def _tile(t):
-    """Row and column of tile t among those on and below the diagonal."""
+def _tile(d, tiles, TILE: tl.constexpr):
+    """This program's block, its tile among those on and below the diagonal, and where they are."""
+    b = tl.program_id(0) // tiles
+    t = tl.program_id(0) % tiles
     i = ((tl.sqrt(8.0 * t.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
     i = tl.where(i * (i + 1) // 2 > t, i - 1, i)
     i = tl.where((i + 1) * (i + 2) // 2 <= t, i + 1, i)
-    return i, t - i * (i + 1) // 2
+    j = t - i * (i + 1) // 2
+    rows = i * TILE + tl.arange(0, TILE)
+    cols = j * TILE + tl.arange(0, TILE)
+    return b, t, i, j, rows, cols, b.to(tl.int64) * d * d
 
 
 @triton.jit
@@ -83,12 +88,7 @@ def tangent_kernel(
             x_d = x_d // 8 * 8
         else:
             x_r = x_r // 8 * 8
-    b = tl.program_id(0) // tiles
-    t = tl.program_id(0) % tiles
-    i, j = _tile(t)
-    rows = i * TILE + tl.arange(0, TILE)
-    cols = j * TILE + tl.arange(0, TILE)
-    base = b.to(tl.int64) * d * d
+    b, t, i, j, rows, cols, base = _tile(d, tiles, TILE)
     unit = unit_of(largest, b, largest_count)
     B = tl.load(numbers + 5)
     lam = tl.load(numbers + 7) / r  # times ∏_{j≠n} tr(KⱼᵀKⱼ): λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ
@@ -127,12 +127,7 @@ def square_kernel(
     """STORE: q <- h²/‖h‖².  Otherwise partial sums of the squares of h²  (h is q then)."""
     if EIGHTS:
         d = d // 8 * 8
-    b = tl.program_id(0) // tiles
-    t = tl.program_id(0) % tiles
-    i, j = _tile(t)
-    rows = i * TILE + tl.arange(0, TILE)
-    cols = j * TILE + tl.arange(0, TILE)
-    base = b.to(tl.int64) * d * d
+    b, t, i, j, rows, cols, base = _tile(d, tiles, TILE)
     value = tl.zeros((TILE, TILE), tl.float32)
     value = _gram_tile(value, h + base, rows, cols, d, d, d, 1, DEPTH, EVEN)
     if STORE:
@@ -151,11 +146,7 @@ def product_kernel(
     """P <- K Kᵀ."""
     if EIGHTS:
         d = d // 8 * 8
-    b = tl.program_id(0) // tiles
-    i, j = _tile(tl.program_id(0) % tiles)
-    rows = i * TILE + tl.arange(0, TILE)
-    cols = j * TILE + tl.arange(0, TILE)
-    base = b.to(tl.int64) * d * d
+    _, _, i, j, rows, cols, base = _tile(d, tiles, TILE)
     value = tl.zeros((TILE, TILE), tl.float32)
     value = _gram_tile(value, K + base, rows, cols, d, d, d, 1, DEPTH, EVEN)
     _store_mirrored(P + base, value, i, j, rows, cols, d)

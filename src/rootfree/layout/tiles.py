@@ -61,10 +61,6 @@ class Tile:
         x = x.view(tuple(s for pair in zip(self.counts, self.sizes, strict=True) for s in pair))
         return x.permute(*range(0, 2 * n, 2), *range(1, 2 * n, 2))
 
-    def stacked_grid(self, stack: Tensor) -> Tensor:
-        """View of a stack (blocks, sizes...) with the shape that `grid` gives."""
-        return stack.view(*self.counts, *self.sizes)
-
 
 class Piece(NamedTuple):
     """Elements of a parameter and their places in a stack of blocks: two views of one shape."""

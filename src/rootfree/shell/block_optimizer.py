@@ -231,13 +231,17 @@ class BlockOptimizer(RootFreeOptimizer):
                 self._direct_(work, stack, part)
 
     def _direct_(self, work: Work, stack: Stack | FusedStack, part: Part) -> None:
-        plan, H = part.share.bucket.plan, None
+        plan = part.share.bucket.plan
+        H: BlockCurvature | None = None
         if plan.kernel is not None and isinstance(stack, FusedStack):
             numbers = stack.numbers.tensor
             plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
         else:
             if work.refresh:
-                H = self._curvature_of(part, B=work.group["batch_size"])
+                B, source = work.group["batch_size"], self._curvature
+                tiles = [(slot.p, slot.tile) for slot in part.share.slots]
+                H = OuterProducts(part.G, weight=B)  # unless one is given
+                H = source.blocks(tiles, part.G, B=B) if source is not None else H
             structures = part.share.bucket.structures
             rows = portions(part.G, part.state)
             for each in rows:
@@ -247,12 +251,6 @@ class BlockOptimizer(RootFreeOptimizer):
                     mine = None if H is None else H.rows(each)
                 G.copy_(plan.direction(work.group, structures, state, G, mine))
         stack.keep_(part, refresh=work.refresh)
-
-    def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:
-        if self._curvature is None:
-            return OuterProducts(part.G, weight=B)
-        tiles = [(slot.p, slot.tile) for slot in part.share.slots]
-        return self._curvature.blocks(tiles, part.G, B=B)
 
     def _stacks(self, work: Work) -> list[tuple[list[int], Stack | FusedStack]]:
         """Stacks for the work's parameters; those with kernels have one dtype each."""

@@ -12,9 +12,9 @@ distributed checkpoints and sharded training take it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from operator import is_, itemgetter
-from typing import Any, ClassVar, cast, overload
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -30,10 +30,9 @@ from rootfree.shell.checkpoint import bring_state, load_checkpoint
 from rootfree.shell.checks import Check, positive_integer
 from rootfree.shell.groups import as_list, check_devices, check_option_names, check_parameters
 from rootfree.shell.summary import named_groups, table_of
-from rootfree.shell.work import GroupMemory, Work, sorted_work
+from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
 
 Group = dict[str, Any]
-Tensors = list[Tensor]
 
 _TAIL = (
     "lr", "momentum", "weight_decay", "nesterov", "decoupled_weight_decay", "update_rms",
@@ -169,14 +168,8 @@ class RootFreeOptimizer(Optimizer, ABC):
         for group in self.param_groups:
             group["batch_size"] = checked
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient.
 
         All gradients are looked at before the first parameter is changed, so that an error leaves
@@ -228,8 +221,7 @@ class RootFreeOptimizer(Optimizer, ABC):
             if work is None:
                 rows = [self.state[p] for p in params] if memory is None else memory.rows
                 work = sorted_work(group, kinds, rows, elements_at_once=self._elements_at_once)
-                if memory is not None:
-                    memory.remember(kinds, work)
+                patterns[:] = [(kinds, work), *patterns[: MOST_PATTERNS - 1]]
             for w in work:
                 w.gs = [cast("Tensor", gs[i]) for i in w.where]
                 w.refresh = refresh if refresh is not None else dues[w.where[0]]
@@ -359,6 +351,6 @@ def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bo
     return alike and all(map(is_, found, memory.tensors))
 
 
-def states(work: Work, key: str) -> Tensors:
+def states(work: Work, key: str) -> list[Tensor]:
     """One entry of the state of each parameter; empty where they have none."""
     return [row[key] for row in work.rows] if key in work.rows[0] else []

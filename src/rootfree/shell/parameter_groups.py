@@ -10,9 +10,8 @@ from torch import nn
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """The trainable parameters of a model in groups, for any optimizer of the library.
 
-    The vocabulary axis of an embedding gets a diagonal factor: its tokens are not correlated in a
-    way that a dense one could learn, and it may be very long. Length alone says nothing: the long
-    axis of a linear layer is cut into blocks.
+    The vocabulary axis of an embedding gets a diagonal factor. Length alone is no sign of a
+    vocabulary: the long axis of a linear layer is cut into blocks.
 
     Args:
         model: its ``nn.Embedding`` and ``nn.EmbeddingBag`` weights, tied ones included, form a

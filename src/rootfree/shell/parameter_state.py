@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 Group = dict[str, Any]
-Tensors = list[Tensor]
 
 
 def working_dtype(p: Tensor) -> torch.dtype:
@@ -17,7 +16,7 @@ def working_dtype(p: Tensor) -> torch.dtype:
     return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
-def in_working_dtype(ps: Tensors, gs: Tensors) -> Tensors:
+def in_working_dtype(ps: list[Tensor], gs: list[Tensor]) -> list[Tensor]:
     """The gradients in the dtype of the computation; themselves where they have it already."""
     dtype = working_dtype(ps[0])
     return gs if gs[0].dtype == dtype else [g.to(dtype) for g in gs]

@@ -21,7 +21,7 @@ Group = dict[str, Any]
 Kind = tuple[Any, ...] | None
 
 # Patterns of missing gradients that are remembered for a group.
-_MOST = 4
+MOST_PATTERNS = 4
 
 
 @dataclass(eq=False)
@@ -54,10 +54,6 @@ class GroupMemory:
     steps: Tensor | None = None  # how often each was updated, on the CPU
     owners: dict[int, int] = field(default_factory=dict)  # of biases in joint pairs: the weight
     patterns: list[tuple[list[Kind], list[Work]]] = field(default_factory=list)
-
-    def remember(self, kinds: list[Kind], work: list[Work]) -> None:
-        """Keep work for a pattern of gradients; the oldest one goes."""
-        self.patterns[:] = [(kinds, work), *self.patterns[: _MOST - 1]]
 
 
 def sorted_work(
