@@ -11,6 +11,7 @@ from rootfree.kernels.tables import AddressTable, NumberTable
 from rootfree.rules.diagonal import TINY
 from rootfree.rules.momentum import Tail
 
+Tensors = list[Tensor]
 
 # A program's share: large enough to pay for looking up where it is, small enough to spread.
 CHUNK, BLOCK, WARPS = 4096, 1024, 8

@@ -217,8 +217,8 @@ class BlockOptimizer(RootFreeOptimizer):
                 stack.gather_(gs, squares=work.refresh)
                 kind = (work.refresh, *self._baked(work, stack))
                 stack.run(kind, partial(self._directions_, work, stack))
-                ms, counters = states(work, "momentum"), states(work, "rounding")
-                stack.descend_(_some(ms, where), _some(counters, where), tail)
+                ms, counters = states(work, "momentum", where), states(work, "rounding", where)
+                stack.descend_(ms, counters, tail)
 
     def _directions_(self, work: Work, stack: Stack | FusedStack) -> None:
         """Gradients in the stack <- their directions."""
@@ -231,17 +231,13 @@ class BlockOptimizer(RootFreeOptimizer):
                 self._direct_(work, stack, part)
 
     def _direct_(self, work: Work, stack: Stack | FusedStack, part: Part) -> None:
-        plan = part.share.bucket.plan
-        H: BlockCurvature | None = None
+        plan, H = part.share.bucket.plan, None
         if plan.kernel is not None and isinstance(stack, FusedStack):
             numbers = stack.numbers.tensor
             plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
         else:
             if work.refresh:
-                B, source = work.group["batch_size"], self._curvature
-                tiles = [(slot.p, slot.tile) for slot in part.share.slots]
-                H = OuterProducts(part.G, weight=B)  # unless one is given
-                H = source.blocks(tiles, part.G, B=B) if source is not None else H
+                H = self._curvature_of(part, B=work.group["batch_size"])
             structures = part.share.bucket.structures
             rows = portions(part.G, part.state)
             for each in rows:
@@ -251,6 +247,12 @@ class BlockOptimizer(RootFreeOptimizer):
                     mine = None if H is None else H.rows(each)
                 G.copy_(plan.direction(work.group, structures, state, G, mine))
         stack.keep_(part, refresh=work.refresh)
+
+    def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:
+        if self._curvature is None:
+            return OuterProducts(part.G, weight=B)
+        tiles = [(slot.p, slot.tile) for slot in part.share.slots]
+        return self._curvature.blocks(tiles, part.G, B=B)
 
     def _stacks(self, work: Work) -> list[tuple[list[int], Stack | FusedStack]]:
         """Stacks for the work's parameters; those with kernels have one dtype each."""
@@ -295,7 +297,3 @@ class BlockOptimizer(RootFreeOptimizer):
                 steps += 1
             else:
                 steps[w.where] += 1
-
-
-def _some(tensors: list[Tensor], where: list[int]) -> list[Tensor]:
-    return [tensors[i] for i in where] if tensors else []

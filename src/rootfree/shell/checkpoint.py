@@ -85,7 +85,10 @@ def bring_state(
     found = optimizer.state.get(p) or {}
     start = optimizer._init_state(p, group)
     # What is ours is exactly what the options ask for; wrappers keep entries of theirs.
-    row = {k: t for k, t in joined(found).items() if k in start or not _is_ours(k)}
+    row = joined(found)
+    for key in [k for k in row if k == "momentum" or k.startswith("block")]:
+        if key not in start:
+            del row[key]
     for key, tensor in start.items():
         mine = row.setdefault(key, tensor)
         if mine.shape != tensor.shape:
@@ -99,10 +102,6 @@ def bring_state(
     if found.keys() == row.keys() and all(found[key] is row[key] for key in row):
         return found
     return row
-
-
-def _is_ours(key: str) -> bool:
-    return key == "momentum" or key.startswith("block")
 
 
 def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]) -> None:

@@ -34,11 +34,8 @@ from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
 
 Group = dict[str, Any]
 
-_TAIL = (
-    "lr", "momentum", "weight_decay", "nesterov", "decoupled_weight_decay", "update_rms",
-    "max_update_rms",
-)  # fmt: skip
-_SWITCHES = {"nesterov", "decoupled_weight_decay"}
+_SWITCHES = ("nesterov", "decoupled_weight_decay")
+_TAIL = ("lr", "momentum", "weight_decay", *_SWITCHES, "update_rms", "max_update_rms")
 _BATCH_SIZE_MISSING = (
     "batch_size is not set. It is the number of loss terms that the loss averages: images of a "
     "classification batch, tokens of a language model, over all micro-batches and ranks; 1 for a "
@@ -86,7 +83,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
         for group in self.param_groups:  # pickled before there were these options
-            group.update(dict.fromkeys(_SWITCHES & {*self.options} - {*group}, False))
+            group.update(dict.fromkeys({*_SWITCHES} & {*self.options} - {*group}, False))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.
@@ -351,6 +348,7 @@ def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bo
     return alike and all(map(is_, found, memory.tensors))
 
 
-def states(work: Work, key: str) -> list[Tensor]:
-    """One entry of the state of each parameter; empty where they have none."""
-    return [row[key] for row in work.rows] if key in work.rows[0] else []
+def states(work: Work, key: str, where: list[int] | None = None) -> list[Tensor]:
+    """One entry of the state of each parameter (or of some); empty where they have none."""
+    rows = work.rows if where is None else [work.rows[i] for i in where]
+    return [row[key] for row in rows] if key in rows[0] else []

@@ -225,7 +225,8 @@ def test_names_and_patterns():
     names = [
         c.name for c in chosen(["RFRMSprop", "IFShampoo*"], ["*T=10"], default=[], graph=False)
     ]
-    shampoo = ["T=1", "T=2", "low memory T=2", "KFAC T=2"]
+    tails = ["update RMS T=2", "bf16 state T=2", "Nesterov T=2"]
+    shampoo = ["T=1", "T=2", "low memory T=2", *tails, "KFAC T=2"]
     assert names == ["RFRMSprop", *(f"IFShampoo {kind}" for kind in shampoo)]
     names = [c.name for c in chosen(["RFRMSprop", "torch Muon"], [], default=[], graph=True)]
     assert names == ["RFRMSprop", "torch Muon", "RFRMSprop, graph"]
