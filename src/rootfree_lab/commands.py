@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-data_app = typer.Typer(no_args_is_help=True, help="Real data sets: which there are, get one.")
+data_app = typer.Typer(no_args_is_help=True, help="List the data sets, or get one.")
 app.add_typer(data_app, name="data")
 console = Console()
 
@@ -56,13 +56,16 @@ def bench(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Step on the parameters of a model of timm or of ours.")
+        str | None,
+        typer.Option(help="Step on the parameters of a timm model or a laboratory model."),
     ] = None,
     iteration: Annotated[
         str | None, typer.Option(help="Time whole training iterations of a model instead.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch size of --iteration.")] = 128,
-    dtype: Annotated[str, typer.Option(help="Of parameters and gradients: fp32 or bf16.")] = "fp32",
+    dtype: Annotated[
+        str, typer.Option(help="dtype of parameters and gradients: fp32 or bf16.")
+    ] = "fp32",
     optimizer: Annotated[
         list[str] | None,
         typer.Option(help="Optimizer to time, or a pattern such as 'IFShampoo*'; repeatable."),
@@ -71,18 +74,23 @@ def bench(
         list[str] | None, typer.Option(help="Optimizer or pattern to leave out; repeatable.")
     ] = None,
     reference: Annotated[
-        str | None, typer.Option(help="Optimizer that ratios are to; default: the first.")
+        str | None, typer.Option(help="Optimizer that ratios compare with; default: the first.")
     ] = None,
     graph: Annotated[
-        bool, typer.Option("--graph", help="Time our steps replayed from a CUDA graph, too.")
+        bool, typer.Option("--graph", help="Also time our steps replayed from a CUDA graph.")
     ] = False,
     turns: Annotated[
         int | None, typer.Option(min=1, help="Turns of each; default: 20 on a GPU, 5 on a CPU.")
     ] = None,
     seconds: Annotated[
-        float, typer.Option(help="After so many, and two turns, one takes no more turns.")
+        float,
+        typer.Option(
+            help="Stop timing an optimizer after this many seconds, but not before two turns."
+        ),
     ] = 20.0,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; default: cuda if there.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda or cpu; default: cuda if available.")
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write all figures to.")
     ] = None,
@@ -104,7 +112,7 @@ def bench(
 
 @app.command("bench-table")
 def bench_table(
-    files: Annotated[list[Path], typer.Argument(help="What bench --json wrote.")],
+    files: Annotated[list[Path], typer.Argument(help="JSON files written by bench --json.")],
     page: Annotated[
         Path | None, typer.Option(help="Put the tables between the marks of this page.")
     ] = None,
@@ -156,7 +164,7 @@ def train(
     config: ConfigFile,
     assignments: Assignments = None,
     out: Out = Path("out"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint.")] = False,
     entry: Annotated[
         str | None, typer.Option(help="Label of an entry under compare to train instead.")
     ] = None,

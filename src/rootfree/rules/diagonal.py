@@ -35,8 +35,7 @@ def preconditioned_heavy_ball_(
     ps: Tensors, ms: Tensors, gs: Tensors, ss: Tensors, *, lam: float, tail: Tail
 ) -> None:
     """u = g/(s+λ);  m <- α₁ m + u + κ p;  p <- p - β₁ m.  Changes ms and ps (see `descend_`)."""
-    us = torch._foreach_div(gs, torch._foreach_add(ss, max(lam, TINY)))
-    descend_(ps, ms, list(us), tail)
+    descend_(ps, ms, gs, tail, over=list(torch._foreach_add(ss, max(lam, TINY))))
 
 
 def average_(ms: Tensors, gs: Tensors, *, alpha: float) -> None:

@@ -33,19 +33,23 @@ class Tail(NamedTuple):
         return 0.0 if self.decoupled or self.rms is not None else self.kappa
 
 
-def descend_(ps: Tensors, ms: Tensors, us: Tensors, tail: Tail) -> None:
-    """From directions to parameters.  Changes ps, ms, us; no ms means α₁ = 0.
+def descend_(
+    ps: Tensors, ms: Tensors, us: Tensors, tail: Tail, *, over: Tensors | None = None
+) -> None:
+    """From directions (u/over if that is given) to parameters.  Changes ps, ms, us; no ms: α₁ = 0.
 
     u <- u·min(1, cap/rms(u))
     m <- α₁ m + u (+ κ p)                     the step is m; with Nesterov u (+ κ p) + α₁ m
     p <- (1 - β₁κ) p - β₁·step·(r/rms(step))  κ stands here if it is decoupled, else above
     """
+    if over is not None and (not ms or tail.nesterov):
+        us, over = list(torch._foreach_div(us, over)), None
     lr, coupled, steps = tail.lr, tail.coupled, us
     if tail.cap is not None:
         cap_rms_(us, cap=tail.cap)
     if ms:
         torch._foreach_mul_(ms, tail.alpha1)
-        torch._foreach_add_(ms, us)
+        torch._foreach_add_(ms, us) if over is None else torch._foreach_addcdiv_(ms, us, over)
         if coupled != 0:
             torch._foreach_add_(ms, ps, alpha=coupled)
         if tail.nesterov:

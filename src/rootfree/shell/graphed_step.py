@@ -23,18 +23,16 @@ class GraphedStep:
     """Runs an optimizer's step from CUDA graphs: one launch in place of hundreds.
 
     Call :meth:`step` where you called ``optimizer.step()``. A kind of step (with or without a
-    refresh of the preconditioner, with these hyper-parameters) runs as usual the first time, is
-    recorded the second time, and replayed from then on, with the same result bit for bit. Where
-    kernels run, hyper-parameters may change without a new recording. Without kernels they are part
-    of the graph: use ``capturable=True`` if a scheduler changes ``lr``.
+    refresh, say) runs as usual first, is then recorded, and replayed from then on, bit for bit.
+    Where kernels run, hyper-parameters may change without a new recording. Without kernels they are
+    part of the graph: use ``capturable=True`` if a scheduler changes ``lr``.
 
     Gradients may move from step to step; those that did are copied to where the graph reads. To
     save that copy and its memory, use ``zero_grad(set_to_none=False)``. Hooks registered on the
     optimizer's step run only when it runs as usual.
 
     Args:
-        optimizer: any optimizer of this library, all parameters on one CUDA device, with the
-            default curvature.
+        optimizer: one of this library's, on one CUDA device, with the default curvature.
 
     Example:
         >>> import torch, rootfree
