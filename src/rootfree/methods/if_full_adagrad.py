@@ -79,8 +79,6 @@ class IFFullAdagrad(BlockOptimizer):
             but None divides β₂ by max(1, ½ tr(S⁻¹H)), an upper bound of the spectral norm: without
             it a gradient with β₂B·gᵀS⁻¹g > 2 makes S⁻¹ grow instead of shrink.
 
-    The defaults suit convex problems; they were not tuned on networks.
-
     Example:
         >>> import torch, rootfree
         >>> model = torch.nn.Linear(4, 1)
