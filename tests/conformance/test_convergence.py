@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from conformance.problems import BATCH, batches, network, train
+
+pytestmark = pytest.mark.slow
 
 
 def test_solves_logistic_regression(row):
