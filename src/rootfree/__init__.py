@@ -3,6 +3,7 @@
 from rootfree.curvature import Curvature, DiagonalCurvature, KroneckerCurvature, SumOfOuterProducts
 from rootfree.methods.if_full_adagrad import IFFullAdagrad
 from rootfree.methods.if_shampoo import IFShampoo
+from rootfree.methods.if_whitening import IFWhitening
 from rootfree.methods.rf_adagrad import RFAdagrad
 from rootfree.methods.rf_adamw import RFAdamW
 from rootfree.methods.rf_full_adagrad import RFFullAdagrad
@@ -28,6 +29,7 @@ __all__ = [
     "HutchinsonDiagonal",
     "IFFullAdagrad",
     "IFShampoo",
+    "IFWhitening",
     "KFACRecorder",
     "KroneckerCurvature",
     "MonteCarloFisherRecorder",

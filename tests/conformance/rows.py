@@ -5,7 +5,6 @@ Adding an optimizer is adding a row; every test of this folder then runs on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +19,16 @@ class Row:
     """One optimizer with settings; `make(params, **overrides)` builds it."""
 
     name: str
-    optimizer: Callable[..., rootfree.RootFreeOptimizer]
+    optimizer: type[rootfree.RootFreeOptimizer]
     settings: dict[str, Any] = field(default_factory=dict)
 
     def make(self, params: Any, **overrides: Any) -> rootfree.RootFreeOptimizer:
-        return self.optimizer(params, **{"batch_size": 32, **self.settings, **overrides})
+        B = {"batch_size": 32} if self.has_batch_size else {}
+        return self.optimizer(params, **{**B, **self.settings, **overrides})
+
+    @property
+    def has_batch_size(self) -> bool:
+        return "batch_size" in self.optimizer.options
 
 
 #: IF-Shampoo exactly as in the paper.
@@ -94,6 +98,32 @@ ROWS = [
         )
         for form in ("outer products", "kronecker", "diagonal")
     ],
+    Row("IFWhitening", rootfree.IFWhitening, {"lr": 0.05, "block_size": 24, "weight_decay": 0.01}),
+    Row(
+        "IFWhitening-structured",
+        rootfree.IFWhitening,
+        {
+            "lr": 0.05,
+            "structure": {2: ("diagonal", "block_diagonal:3")},
+            "update_every": 3,
+            "nesterov": False,
+        },
+    ),
+    Row(
+        "IFWhitening-bf16",
+        rootfree.IFWhitening,
+        {
+            "lr": 0.05,
+            "factor_dtype": torch.bfloat16,
+            "matmul_dtype": torch.bfloat16,
+            "state_dtype": torch.bfloat16,
+        },
+    ),
+    Row(
+        "IFWhitening-kronecker",
+        rootfree.IFWhitening,
+        {"lr": 0.05, "curvature": FromGradients("kronecker")},
+    ),
     Row(
         "RFRMSprop-kronecker",
         rootfree.RFRMSprop,

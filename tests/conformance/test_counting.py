@@ -143,7 +143,8 @@ def as_once(state_dict: dict) -> dict:
     (count,) = counts
     for group in old["param_groups"]:
         group["step"] = count
-        del group["nesterov"], group["decoupled_weight_decay"]
+        del group["nesterov"]
+        group.pop("decoupled_weight_decay", None)
     return old
 
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+import rootfree
 from conformance.problems import groups_without_params, identical, network, snapshot
+from conformance.rows import ROWS
 
 BAD = {
     "lr": [-1e-3, math.nan, math.inf, "0.1", None, True, torch.ones(2)],
@@ -34,6 +36,11 @@ BAD = {
     "form": ["cholesky", None],
     "state_dtype": [torch.int32, "float32", torch.float16],
 }
+
+
+with_batch_size = pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.has_batch_size], ids=lambda row: row.name
+)
 
 
 def test_bad_options_name_the_argument_and_the_value(row):
@@ -87,6 +94,18 @@ def test_misspelt_options(row):
         row.make([p], weight_decai=0.1)
 
 
+def test_a_method_without_batch_size_says_so():
+    optimizer = rootfree.IFWhitening([torch.nn.Parameter(torch.ones(2, 2))])
+    for wrong in (
+        lambda: optimizer.batch_size,
+        lambda: setattr(optimizer, "batch_size", 8),
+        lambda: rootfree.track_batch_size(torch.nn.Linear(1, 1), optimizer),
+    ):
+        with pytest.raises(AttributeError, match="IFWhitening has no batch_size"):
+            wrong()
+
+
+@with_batch_size
 def test_missing_batch_size_raises_at_the_first_step_and_says_what_it_is(row):
     p = nn.Parameter(torch.ones(2))
     p.grad = torch.ones(2)
@@ -100,6 +119,7 @@ def test_missing_batch_size_raises_at_the_first_step_and_says_what_it_is(row):
     assert optimizer.batch_size == 8
 
 
+@with_batch_size
 def test_batch_size_property_sets_all_groups(row):
     a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     optimizer = row.make([{"params": [a], "batch_size": 4}, {"params": [b]}], batch_size=8)

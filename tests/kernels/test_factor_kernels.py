@@ -13,10 +13,11 @@ import torch
 
 from kernels.devices import DEVICE, EPS, close, normal, run, zeros
 from rootfree.kernels import axis_products
-from rootfree.kernels.factors import _BLOCK
+from rootfree.kernels.factors import _BLOCK, powers_of_two
 from rootfree.kernels.halves import join, split
 from rootfree.kernels.launch import triton_kernels
 from rootfree.kernels.rounding import stochastic_round_
+from rootfree.rules.if_shampoo import exponents
 from rootfree.structures.base import SLACK, schatten8
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
@@ -74,6 +75,36 @@ def test_trace(in_halves, start, d):
     close(traces.sum(1), K.double().square().sum((1, 2)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("axes", [2, 3])
+def test_powers_of_two_are_those_of_the_rule(axes):
+    Ks = [halves(40, d, d, seed=d) for d in (5, 8, 3)[:axes]]
+    for n, K in enumerate(Ks):
+        K *= torch.exp2(9 * normal(40, seed=10 + n))[:, None, None]
+    traces = [K.float().square().sum(2) for K in Ks]
+    got = powers_of_two((), Ks, traces)
+    expected = exponents([t.sum(1) / t.shape[1] for t in traces])
+    assert torch.equal(got.log2(), torch.stack(expected, 1))
+
+
+def test_whitening_follows_the_size_of_the_gradient():
+    squares = normal(5, 7, seed=1).double().square()
+    squares[1], squares[2], squares[4] = 0.0, math.inf, 1e-60
+    started = torch.tensor([0, 0, 0, 1, 1], dtype=torch.bool, device=DEVICE)
+    means, (scales, lams) = torch.full((5,), 2.0, device=DEVICE), zeros(2, 5)
+    moves = zeros(5, dtype=torch.bool)
+    run(
+        FACTORS.follow_kernel, 5, squares, started, means, scales, lams, moves,
+        numbers(beta2=0.25, lam=0.1), 7, 21, AXES=2, num_warps=1,
+    )  # fmt: skip
+    mean = squares.sum(1) / 21
+    close(scales, torch.where(torch.arange(5, device=DEVICE) == 0, mean**-0.125, 1.0), rtol=1e-5)
+    expected = torch.tensor([mean[0], 2.0, 2.0, 1.5 + mean[3] / 4, 1.5], device=DEVICE)
+    close(means, expected, rtol=1e-6)
+    close(lams, 0.1 * expected, rtol=1e-6)
+    assert started.tolist() == [True, False, False, True, True]
+    assert moves.tolist() == [True, False, False, True, True]
+
+
 @pytest.mark.parametrize("number", [0.0, -0.0, 1.0, math.inf, -math.inf, 1e-42, -3e38, math.nan])
 def test_halves_of_special_numbers(number):
     """A product of zero moves nothing: what is read is written again."""
@@ -106,33 +137,44 @@ def test_large_entries_are_scaled_down_by_a_power_of_two(size, scale):
         assert torch.frexp(unit[0])[0] == 0.5
 
 
-def moved(K, lower, product, *, norm, sums, fourths, started, counters=None, axis=1, beta2=0.3):
+def moved(
+    K, lower, product, *, norm, sums, fourths, started, counters=None, axis=1, beta2=0.3,
+    power=1.0, whiten=False,
+):  # fmt: skip
     d = K.shape[1]
     chunks = -(-d * d // _BLOCK)
+    powers = torch.ones(B, 3, device=DEVICE)
+    powers[:, axis] = power
     run(
         FACTORS.move_kernel, B * chunks, K, K if lower is None else lower, product, sums, fourths,
-        K if started is None else started, K if counters is None else counters,
-        numbers(beta2=beta2), d * d, chunks, sums.shape[1], axis, SLACK,
-        NORM=norm, START=started is not None, HALVES=lower is not None, BLOCK=_BLOCK, num_warps=8,
+        powers, K if started is None else started, K if counters is None else counters,
+        numbers(beta2=beta2), d * d, 3, chunks, sums.shape[1], axis, SLACK,
+        NORM=norm, START=started is not None, HALVES=lower is not None, WHITEN=whiten,
+        BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("norm", ["none", "frobenius", "spectral"])
 @pytest.mark.parametrize("d", [5, 65])
-def test_move(norm, d):
+def test_move(norm, d, whiten):
     before, product = normal(B, d, d), halves(B, d, d, seed=1)
     K, lower = split(before)
     sums, fourths = normal(B, 3, seed=2).square(), normal(B, 3, seed=3).square()
     sums[1] *= 50
-    moved(K, lower, product, norm=norm, sums=sums, fourths=fourths, started=None)
+    moved(
+        K, lower, product, norm=norm, sums=sums, fourths=fourths, started=None, power=4.0,
+        whiten=whiten,
+    )  # fmt: skip
     size = torch.ones(B, dtype=FP64, device=DEVICE)
     if norm != "none":
-        size = sums.double().sum(1).sqrt()
+        size = sums.double().sum(1).sqrt() * (2 if whiten else 1)
     if norm == "spectral":
         size = size * fourths.double().sum(1).pow(1 / 8) * SLACK
     step = 0.3 / size.clamp(min=1.0)
     whole = join(K, lower)
-    close(whole, before.double() - step[:, None, None] * product.double(), rtol=1e-5, atol=1e-6)
+    expected = 4 * (before.double() - step[:, None, None] * product.double())
+    close(whole, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(K, split(whole)[0])
     close(K, whole, rtol=EPS / 2)
 
@@ -164,7 +206,7 @@ def test_blocks_that_wait_do_not_move():
 # -- matrix products -------------------------------------------------------------------------
 
 
-def tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7, gram=None):
+def tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7, gram=None, lams=None):
     d, r = X.shape[1:]
     tile, tiles = axis_products.tiling(d, r)
     h, sums = zeros(B, d, d, dtype=BF16), zeros(B, tiles)
@@ -172,9 +214,11 @@ def tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7, gram=Non
     run(
         PRODUCTS.tangent_kernel,
         B * tiles, X, half, half if gram is None else gram, h, sums, largest, traces[0], traces[-1],
+        numbers(rate=rate, lam=lam, gamma=gamma) if lams is None else lams,
         numbers(rate=rate, lam=lam, gamma=gamma),
         d, r, *X.stride(), tiles, 1, traces[0].shape[1], traces[-1].shape[1],
-        GRAM=gram is not None, OTHERS=len(traces), ROW_MAJOR=X.stride(2) == 1, **tile,
+        GRAM=gram is not None, OTHERS=len(traces), ROW_MAJOR=X.stride(2) == 1,
+        OF_BLOCK=lams is not None, **tile,
     )  # fmt: skip
     return h, sums
 
@@ -209,6 +253,14 @@ def test_tangent_of_a_transposed_view_and_of_a_given_gram():
     gram = X.float() @ X.float().mT
     got, _ = tangent(X, half, traces=traces, gram=gram)
     close(got, expected, rtol=EPS / 2, atol=1e-5)
+
+
+def test_tangent_with_a_damping_of_each_block():
+    X, half, traces = halves(B, 5, 9), halves(B, 5, 5, seed=1), [normal(B, 1).square()]
+    lams = torch.tensor([0.3, 2.0], device=DEVICE)
+    h, _ = tangent(X, half, traces=traces, lams=lams, lam=math.nan)
+    for b, lam in enumerate(lams.tolist()):
+        close(h[b], expected_tangent(X, half, traces=traces, lam=lam)[b], rtol=EPS / 2, atol=1e-5)
 
 
 @pytest.mark.parametrize("unit", [2.0**20, 2.0**100])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import rootfree
 from rootfree.curvature import OuterProducts
 from rootfree.rules.full_matrix import if_covariance_, if_covariance_rank_one_, woodbury_
-from rootfree.rules.if_shampoo import move_factors_, tangents
+from rootfree.rules.if_shampoo import mean_squares, move_factors_, tangents
 from rootfree.structures import make_structure
 from rules.matrix_runs import STRUCTURES, dense_factors
 
@@ -133,15 +133,9 @@ def test_truncation_is_the_exponential_to_first_order(name):
     structures = (make_structure(name, 5), make_structure(name, 4))
     Ks = [s.identity(1, dtype=torch.float64, device="cpu") * 0.9 for s in structures]
     G = tensor(0, 1, 5, 4)
-    hs = tangents(
-        Ks,
-        [1.0, 1.0],
-        OuterProducts(G, weight=10),
-        structures,
-        lam=0.1,
-        gamma=1.0,
-        wide=torch.float64,
-    )
+    means = mean_squares(Ks, [1.0, 1.0], structures, wide=torch.float64)
+    H = OuterProducts(G, weight=10)
+    hs = tangents(Ks, [1.0, 1.0], means, H, structures, lam=0.1, gamma=1.0)
     errors = []
     for beta2 in RATES:
         moved = [K.clone() for K in Ks]

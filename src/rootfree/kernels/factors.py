@@ -8,6 +8,8 @@ read from a table on the device (tables.py), so that recorded launches follow th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -48,19 +50,23 @@ def direction_(
     if axes == 1:
         _vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
-        portions = -(-G.numel() // PORTION)
-        portion = -(-len(G) // portions)  # all of about the same size
-        for i in range(0, len(G), portion):
-            part = slice(i, i + portion)
-            rows = {name: slab[part] for name, slab in state.items()}
-            Ks = [_operand(rows, n) for n in range(axes)]
+        for part, rows in portions(G, state):
+            Ks = [operand(rows, n) for n in range(axes)]
             sums = squares[part] if refresh and "started" in rows else None
-            site = (*_site(G[part], rows, sums, norm), refresh)
+            site = (*site_of(G[part], rows, sums, norm), refresh)
             if refresh:
                 _refresh_(site, Ks, rows, G[part], sums, numbers, norm)
             _precondition_(site, G[part], Ks)
     if refresh and "rounding" in state:
         state["rounding"] += axes
+
+
+def portions(G: Tensor, state: dict[str, Tensor]) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+    """Blocks that are worked on together, and their state; all portions have about one size."""
+    portion = -(-len(G) // -(-G.numel() // PORTION))
+    for i in range(0, len(G), portion):
+        part = slice(i, i + portion)
+        yield part, {name: slab[part] for name, slab in state.items()}
 
 
 def _vectors_(
@@ -70,22 +76,22 @@ def _vectors_(
     launch(
         triton_kernels().factors.vector_kernel, len(G),
         G, k, state.get("started", k), state.get("rounding", k), numbers, G.shape[1],
-        site=(*_site(G, state, None, norm), refresh),
+        site=(*site_of(G, state, None, norm), refresh),
         REFRESH=refresh, START="started" in state, NORM=norm or "none", BLOCK=1024, num_warps=4,
     )  # fmt: skip
 
 
-def _site(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:
+def site_of(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:
     """What tells the launches of one portion from those of others (see `launch`)."""
     tensors = [G, *state.values(), *([] if sums is None else [sums])]
     return (
-        G.device, G.shape, _operand(state, 0).dtype, "started" in state, "upper0" in state,
+        G.device, G.shape, operand(state, 0).dtype, "started" in state, "upper0" in state,
         None if sums is None else sums.shape, norm,
         *[t.data_ptr() % 16 for t in tensors],
     )  # fmt: skip
 
 
-def _operand(state: dict[str, Tensor], n: int) -> Tensor:
+def operand(state: dict[str, Tensor], n: int) -> Tensor:
     """The factor as products take it: its upper half, where it is in halves."""
     return state[f"upper{n}" if f"upper{n}" in state else f"factor{n}"]
 
@@ -108,47 +114,87 @@ def _refresh_(
             kernels.start_kernel, b, squares, state["started"], scales, numbers,
             squares.shape[1], elements, site=site, AXES=len(Ks), num_warps=1,
         )  # fmt: skip
-    traces = []
+    traces = [
+        trace((*site, n), K, state.get(f"lower{n}"), None if squares is None else scales)
+        for n, K in enumerate(Ks)
+    ]
+    Ghat, largest = in_frame(site, G, Ks)
+    powers = powers_of_two(site, Ks, traces)
     for n, K in enumerate(Ks):
-        size = K[0].numel()
-        chunks = -(-size // _BLOCK)
-        traces.append(torch.empty(b, chunks, device=K.device))
-        launch(
-            kernels.trace_kernel, b * chunks, K, state.get(f"lower{n}", K), traces[n], scales, size,
-            chunks, site=(*site, n), START=squares is not None, HALVES=f"lower{n}" in state,
-            BLOCK=_BLOCK, num_warps=8,
+        h, sums, fourths = tangent((*site, n), n, K, Ghat, largest, traces, None, numbers, norm)
+        product = torch.bmm(K, h)
+        move_(
+            (*site, n), n, K, product, sums, fourths, powers, state.get("started"), state, numbers,
+            norm=norm, whiten=False,
         )  # fmt: skip
-    # Ĝ = G with Kⱼᵀ on every axis j
-    Ghat = G
+
+
+def trace(site: Site, K: Tensor, lower: Tensor | None, scales: Tensor | None) -> Tensor:
+    """Partial sums of K²; with `scales` K is first multiplied by them.  Changes K and lower."""
+    b, size = len(K), K[0].numel()
+    chunks = -(-size // _BLOCK)
+    sums = torch.empty(b, chunks, device=K.device)
+    launch(
+        triton_kernels().factors.trace_kernel,
+        b * chunks, K, K if lower is None else lower, sums, sums if scales is None else scales,
+        size, chunks, site=(*site, scales is None), START=scales is not None,
+        HALVES=lower is not None, BLOCK=_BLOCK, num_warps=8,
+    )  # fmt: skip
+    return sums
+
+
+def in_frame(site: Site, G: Tensor, Ks: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Ĝ = G with Kⱼᵀ on every axis j, scaled down if it is large, and partial maxima of |Ĝ|."""
+    kernels = triton_kernels().factors
+    Ghat, elements = G, G[0].numel()
     for n, K in enumerate(Ks):
         Ghat = multiply((*site, n), Ghat, n, K)
     chunks = -(-elements // _BLOCK)
-    largest = torch.empty(b, chunks, device=G.device)
+    largest = torch.empty(len(G), chunks, device=G.device)
     launch(
-        kernels.largest_kernel, b * chunks, Ghat, largest, elements, chunks,
+        kernels.largest_kernel, len(G) * chunks, Ghat, largest, elements, chunks,
         site=site, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
     launch(
-        kernels.scale_down_kernel, b * chunks, Ghat, largest, elements, chunks,
+        kernels.scale_down_kernel, len(G) * chunks, Ghat, largest, elements, chunks,
         site=site, BLOCK=_BLOCK,
     )  # fmt: skip
-    for n, K in enumerate(Ks):
-        _move_((*site, n), n, K, Ghat, largest, traces, state, numbers, norm)
+    return Ghat, largest
 
 
-def _move_(
+def powers_of_two(
+    site: Site, Ks: list[Tensor], traces: list[Tensor], lams: Tensor | None = None
+) -> Tensor:
+    """(b, N), by which the factors are multiplied to keep one scale (rules/if_shampoo.py).
+
+    `lams` (b,), if given, are limited on the way (rules/if_whitening.py).  Changes lams.
+    """
+    powers = torch.empty(len(Ks[0]), len(Ks), device=Ks[0].device)
+    launch(
+        triton_kernels().factors.balance_kernel, len(powers),
+        traces[0], traces[1], traces[-1], powers, powers if lams is None else lams,
+        *[traces[n].shape[1] for n in (0, 1, -1)], *[Ks[n].shape[1] for n in (0, 1, -1)],
+        site=site, AXES=len(Ks), LIMIT=lams is not None, num_warps=1,
+    )  # fmt: skip
+    return powers
+
+
+def tangent(
     site: Site,
     n: int,
     K: Tensor,
     Ghat: Tensor,
     largest: Tensor,
     traces: list[Tensor],
-    state: dict[str, Tensor],
+    lams: Tensor | None,
     numbers: Tensor,
     norm: str | None,
-) -> None:
-    """K <- K(I - β₂ h/max(1, ‖h‖)).  Changes K and its lower half."""
-    kernels = triton_kernels()
+) -> tuple[Tensor, Tensor, Tensor]:
+    """hₙ, partial sums of h² and, for the spectral norm, of the squares of (h/‖h‖)⁴.
+
+    `lams` (b,): λ of each block; None: it is one of the numbers.
+    """
+    kernels = triton_kernels().products
     b, d = K.shape[:2]
     X = matricised(Ghat, n)
     r = X.shape[2]
@@ -156,29 +202,54 @@ def _move_(
     long = r > _LONG * d
     gram = long_gram(site, X) if long else K
     others = [trace for j, trace in enumerate(traces) if j != n]
-    h, q = torch.empty_like(K), torch.empty_like(K)
+    h = torch.empty_like(K)
     sums, fourths = (torch.empty(b, tiles, device=K.device) for _ in range(2))
     launch(
-        kernels.products.tangent_kernel,
-        b * tiles, X, K, gram, h, sums, largest, others[0], others[-1], numbers,
+        kernels.tangent_kernel,
+        b * tiles, X, K, gram, h, sums, largest, others[0], others[-1],
+        numbers if lams is None else lams, numbers,
         d, r, X.stride(0), X.stride(1), X.stride(2), tiles, largest.shape[1],
         others[0].shape[1], others[-1].shape[1],
-        site=site, GRAM=long, OTHERS=len(others), ROW_MAJOR=X.stride(2) == 1, **tile,
+        site=site, GRAM=long, OTHERS=len(others), ROW_MAJOR=X.stride(2) == 1,
+        OF_BLOCK=lams is not None, **tile,
     )  # fmt: skip
     if norm == "spectral":
-        square, (alike, _) = kernels.products.square_kernel, tiling(d, d)
+        q, (alike, _) = torch.empty_like(K), tiling(d, d)
         shape = (b * tiles, h, q, sums, fourths, d, tiles)
-        launch(square, *shape, site=(*site, 1), STORE=True, **alike)
+        launch(kernels.square_kernel, *shape, site=(*site, 1), STORE=True, **alike)
         shape = (b * tiles, q, q, sums, fourths, d, tiles)
-        launch(square, *shape, site=(*site, 2), STORE=False, **alike)
-    torch.bmm(K, h, out=q)
+        launch(kernels.square_kernel, *shape, site=(*site, 2), STORE=False, **alike)
+    return h, sums, fourths
+
+
+def move_(
+    site: Site,
+    n: int,
+    K: Tensor,
+    product: Tensor,
+    sums: Tensor,
+    fourths: Tensor,
+    powers: Tensor,
+    moves: Tensor | None,
+    state: dict[str, Tensor],
+    numbers: Tensor,
+    *,
+    norm: str | None,
+    whiten: bool,
+) -> None:
+    """K <- 2^e·(K - β₂/max(1, ‖h‖)·product), K h or (`whiten`) h K.  Changes K and its lower half.
+
+    `moves` (b,): which blocks move; None: all.
+    """
+    b, d = K.shape[:2]
     chunks = -(-d * d // _BLOCK)
     launch(
-        kernels.factors.move_kernel,
-        b * chunks, K, state.get(f"lower{n}", K), q, sums, fourths, state.get("started", K),
-        state.get("rounding", K), numbers, d * d, chunks, tiles, n, SLACK,
-        site=site, NORM=norm or "none", START="started" in state, HALVES=f"lower{n}" in state,
-        BLOCK=_BLOCK, num_warps=8,
+        triton_kernels().factors.move_kernel,
+        b * chunks, K, state.get(f"lower{n}", K), product, sums, fourths, powers,
+        K if moves is None else moves, state.get("rounding", K), numbers,
+        d * d, powers.shape[1], chunks, sums.shape[1], n, SLACK,
+        site=site, NORM=norm or "none", START=moves is not None, HALVES=f"lower{n}" in state,
+        WHITEN=whiten, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 
 

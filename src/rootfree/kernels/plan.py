@@ -19,7 +19,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from rootfree.curvature import BlockCurvature
-from rootfree.kernels import factors
 from rootfree.kernels.diagonal import FusedDiagonal
 from rootfree.rules.momentum import Tail
 from rootfree.structures import Dense, Diagonal, Structure
@@ -46,12 +45,12 @@ class Plan:
 
 def make_plan(
     p: Tensor, structures: Structures, group: Group, *, fused: bool, dtype: torch.dtype,
-    direction: Direction, inverse_free: bool,
+    direction: Direction, kernel: Callable[..., None] | None,
 ) -> Plan:  # fmt: skip
     """The plan of blocks like those of `p`.
 
-    `fused`: whether kernels run there at all; `dtype`: of the products; `inverse_free`: whether
-    the method is IFShampoo's with the default curvature, for which there are kernels.
+    `fused`: whether kernels run there at all; `dtype`: of the products; `kernel`: what takes the
+    place of the rule, where the method has it.
     """
     kinds = [type(s) for s in structures]
     kept = group.get("factor_dtype") or torch.float32
@@ -59,14 +58,14 @@ def make_plan(
     vector = kinds == [Diagonal] and dtype == torch.float32
     known = (
         fused
-        and inverse_free
+        and kernel is not None
         and (dense or vector)
         and kept in (torch.float32, torch.bfloat16)
-        and group["riemannian_momentum"] == 0
+        and group.get("riemannian_momentum", 0) == 0
     )
-    if not known:
+    if not known or kernel is None:
         return Plan(dtype, fused, False, direction, None)
-    kernel = partial(factors.direction_, norm=group["factor_norm"])
+    kernel = partial(kernel, norm=group["factor_norm"])
     return Plan(dtype, fused, dense and kept == torch.float32, direction, kernel)
 
 

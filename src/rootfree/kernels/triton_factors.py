@@ -1,4 +1,5 @@
-"""Inverse-free factors: the kernels that go over their elements (rules/if_shampoo.py).
+"""Inverse-free factors: the kernels that go over their elements (rules/if_shampoo.py,
+rules/if_whitening.py).
 
 `numbers` (fp32): B, β₂, λ and γ in places 5 to 8.
 
@@ -14,6 +15,8 @@ import triton.language as tl
 
 from rootfree.kernels.triton_shared import (
     LARGEST,
+    LARGEST_DAMPING,
+    LEAST,
     add_up,
     join,
     root_of,
@@ -45,6 +48,34 @@ def start_kernel(squares, started, scales, numbers, count, elements, AXES: tl.co
         tl.store(started + b, tl.full((), 1, started.dtype.element_ty))
 
 
+@triton.jit(do_not_specialize=["count", "elements"], do_not_specialize_on_alignment=["squares"])
+def follow_kernel(
+    squares, started, means, scales, lams, moves, numbers, count, elements, AXES: tl.constexpr
+):  # fmt: skip
+    """Whitening: v <- v + β₂(mean(G²) - v), λ = ρv, and the scale of a block that starts."""
+    b = tl.program_id(0)
+    rms = root_of(add_up(squares, b, count) / elements)
+    has_gradient = (rms > 0) & (rms < float("inf"))
+    fresh = (tl.load(started + b) == 0) & has_gradient
+    scale = tl.exp2(-0.5 / AXES * tl.log2(tl.maximum(rms, 1e-15)))
+    v = followed(tl.load(means + b), rms, tl.load(numbers + 6), has_gradient, fresh)
+    tl.store(means + b, v)
+    tl.store(lams + b, tl.load(numbers + 7) * v + LEAST)
+    tl.store(scales + b, tl.where(fresh, scale, 1.0))
+    tl.store(moves + b, has_gradient.to(moves.dtype.element_ty))
+    if fresh:
+        tl.store(started + b, tl.full((), 1, started.dtype.element_ty))
+
+
+@triton.jit
+def followed(v, rms, beta2, has_gradient, fresh):
+    """The running mean of mean(G²), which starts with the first that is not zero."""
+    rms = tl.minimum(rms, 1e15)
+    square = rms * rms
+    moved = tl.where(fresh, square, v + beta2 * (square - v))
+    return tl.where(has_gradient, moved, v)
+
+
 @triton.jit(do_not_specialize=["chunks"])
 def trace_kernel(
     K, lower, traces, scales, size, chunks,
@@ -67,6 +98,59 @@ def trace_kernel(
     tl.store(traces + tl.program_id(0), tl.sum(x * x, 0))
 
 
+@triton.jit
+def _log_size(trace, b, count, d):
+    """log₂ of the root mean square of the singular values of a factor."""
+    mean = add_up(trace, b, count) / d
+    return 0.5 * tl.log2(tl.minimum(tl.maximum(mean, 1.2e-38), 3.4e38))
+
+
+@triton.jit
+def _rounded(x):
+    return tl.where(x < 0, -tl.floor(0.5 - x), tl.floor(x + 0.5))
+
+
+@triton.jit(do_not_specialize=["n0", "n1", "n2", "d0", "d1", "d2"])
+def balance_kernel(
+    trace0, trace1, trace2, powers, lams, n0, n1, n2, d0, d1, d2,
+    AXES: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """powers (b, N) <- 2^eₙ as in rules/if_shampoo.py;  nₙ partial sums of tr(KₙᵀKₙ) a block.
+
+    LIMIT: λ of whitening is limited, as in rules/if_whitening.py.
+    """
+    b = tl.program_id(0)
+    size0 = _log_size(trace0, b, n0, d0)
+    size1 = _log_size(trace1, b, n1, d1)
+    mean = (size0 + size1) / AXES
+    size2 = size0
+    if AXES == 3:
+        size2 = _log_size(trace2, b, n2, d2)
+        mean += size2 / AXES
+    if LIMIT:
+        bound = tl.log2(tl.load(lams + b)) + 4 * AXES * mean
+        bound += tl.log2(d0.to(tl.float32)) + tl.log2(d1.to(tl.float32))
+        if AXES == 3:
+            bound += tl.log2(d2.to(tl.float32))
+        tl.store(lams + b, tl.load(lams + b) * tl.exp2(tl.minimum(LARGEST_DAMPING - bound, 0.0)))
+    e0 = _rounded(mean - size0)
+    e1 = _rounded(mean - size1)
+    if AXES == 3:
+        e2 = _rounded(mean - size2)
+        excess = e0 + e1 + e2
+        over0 = (e0 - mean + size0) * excess
+        over1 = (e1 - mean + size1) * excess
+        over2 = (e2 - mean + size2) * excess
+        first = (over0 >= over1) & (over0 >= over2)
+        second = (over1 >= over2) & (first == 0)
+        e0 -= tl.where(first, excess, 0.0)
+        e1 -= tl.where(second, excess, 0.0)
+        e2 -= tl.where((first == 0) & (second == 0), excess, 0.0)
+        tl.store(powers + b * AXES + 2, tl.exp2(e2))
+    tl.store(powers + b * AXES, tl.exp2(e0))
+    tl.store(powers + b * AXES + 1, tl.exp2(e1))
+
+
 @triton.jit(do_not_specialize=["chunks"])
 def largest_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
     """Partial maxima of |Ĝ|."""
@@ -85,13 +169,17 @@ def scale_down_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
         tl.store(Ghat + base + at, (x / unit).to(Ghat.dtype.element_ty), mask)
 
 
-@triton.jit(do_not_specialize=["chunks", "tiles", "axis"])
+@triton.jit(do_not_specialize=["chunks", "tiles", "axes", "axis"])
 def move_kernel(
-    K, lower, product, sums, fourths, started, counters, numbers,
-    size, chunks, tiles, axis, slack,
-    NORM: tl.constexpr, START: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr,
+    K, lower, product, sums, fourths, powers, started, counters, numbers,
+    size, axes, chunks, tiles, axis, slack,
+    NORM: tl.constexpr, START: tl.constexpr, HALVES: tl.constexpr, WHITEN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """K <- K - β₂/max(1, ‖h‖)·K h;  `product` holds K h."""
+    """K <- 2^e·(K - β₂/max(1, ‖h‖)·K h);  `product` holds K h, `powers` 2^e of every axis.
+
+    WHITEN: K <- 2^e·(K - β₂/max(1, ‖2h‖)·h K), and the product is h K.
+    """
     b, at, mask, base = _chunk(size, chunks, BLOCK)
     k = tl.load(K + base + at, mask, 0.0)
     moved = tl.load(product + base + at, mask, 0.0).to(tl.float32)
@@ -100,15 +188,18 @@ def move_kernel(
         norm = tl.sqrt(add_up(sums, b, tiles))
     if NORM == "spectral":  # (Σσ⁸)^⅛ >= ‖h‖₂
         norm = norm * tl.sqrt(tl.sqrt(tl.sqrt(add_up(fourths, b, tiles)))) * slack
+    if WHITEN and NORM != "none":
+        norm = 2 * norm
     step = tl.load(numbers + 6) / tl.maximum(norm, 1.0)
-    if START:  # blocks that wait for their first gradient do not move
+    if START:  # blocks that wait for a gradient do not move
         step = tl.where(tl.load(started + b) == 0, 0.0, step)
+    power = tl.load(powers + b * axes + axis)
     if HALVES:
         x = join(k, tl.load(lower + base + at, mask, 0))
-        k, left = split(x - step * moved)
+        k, left = split(power * (x - step * moved))
         tl.store(lower + base + at, left, mask)
     else:
-        x = k.to(tl.float32) - step * moved
+        x = power * (k.to(tl.float32) - step * moved)
         k = round_stochastically(x, at, tl.load(counters + b) + axis)
     tl.store(K + base + at, k, mask)
 
@@ -175,6 +266,75 @@ def vector_kernel(
             else:
                 tl.store(k_at + at, k, mask)
         tl.store(g_at + at, (k * (k * g)).to(G.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=["size"])
+def whiten_vector_kernel(
+    G, C, started, means, counters, numbers, size,
+    REFRESH: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One axis with a diagonal P = C²: e = (pg)² + λp² - 1, c <- c(1 - β₂/2·e/‖e‖), g <- c²g."""
+    beta2 = tl.load(numbers + 6)
+    b = tl.program_id(0)
+    g_at = G + b.to(tl.int64) * size
+    c_at = C + b.to(tl.int64) * size
+    scale = tl.zeros((), tl.float32) + 1.0
+    step = tl.zeros((), tl.float32)
+    lam = tl.zeros((), tl.float32)
+    if REFRESH:
+        known = tl.load(started + b) != 0
+        before = tl.load(means + b)
+        total = tl.zeros((), tl.float64)
+        for begin in range(0, size, BLOCK):
+            at = begin + tl.arange(0, BLOCK)
+            g = tl.load(g_at + at, at < size, 0.0).to(tl.float64)
+            total += tl.sum(g * g, 0)
+        rms = root_of(total / size)
+        has_gradient = (rms > 0) & (rms < float("inf"))
+        fresh = (known == 0) & has_gradient
+        v = followed(before, rms, beta2, has_gradient, fresh)
+        lam = tl.load(numbers + 7) * v + LEAST
+        tl.store(means + b, v)
+        if fresh:
+            scale = tl.sqrt(1 / tl.maximum(rms, 1e-15))
+            tl.store(started + b, tl.full((), 1, started.dtype.element_ty))
+        norm = tl.zeros((), tl.float32)
+        for begin in range(0, size, BLOCK):
+            at = begin + tl.arange(0, BLOCK)
+            g = tl.load(g_at + at, at < size, 0.0).to(tl.float32)
+            c = tl.load(c_at + at, at < size, 0.0).to(tl.float32) * scale
+            e = tl.where(at < size, _vector_error(g, c, lam), 0.0)
+            if NORM == "frobenius":
+                norm += tl.sum(e * e, 0)
+            else:
+                norm = tl.maximum(norm, tl.max(tl.abs(e), 0))
+        if NORM == "frobenius":
+            norm = tl.sqrt(norm)
+        if NORM == "none":
+            norm = tl.zeros((), tl.float32)
+        step = tl.where(has_gradient, 0.5 * beta2 / tl.maximum(norm, 1.0), 0.0)
+    for begin in range(0, size, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        mask = at < size
+        g = tl.load(g_at + at, mask, 0.0).to(tl.float32)
+        c = tl.load(c_at + at, mask, 0.0).to(tl.float32)
+        if REFRESH:
+            c = c * scale
+            c = c * (1 - step * _vector_error(g, c, lam))
+            if C.dtype.element_ty == tl.bfloat16:
+                rounded = round_stochastically(c, at, tl.load(counters + b))
+                tl.store(c_at + at, rounded, mask)
+                c = rounded.to(tl.float32)
+            else:
+                tl.store(c_at + at, c, mask)
+        tl.store(g_at + at, (c * c * g).to(G.dtype.element_ty), mask)
+
+
+@triton.jit
+def _vector_error(g, c, lam):
+    p = c * c
+    root = tl.minimum(tl.abs(p * g), 1e15)
+    return tl.minimum(root * root, LARGEST) + lam * p * p - 1
 
 
 @triton.jit

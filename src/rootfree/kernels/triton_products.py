@@ -75,12 +75,15 @@ def _store_mirrored(out, tile, i, j, rows, cols, d):
 
 @triton.jit(do_not_specialize=["tiles", "largest_count", "trace_count", "other_count"])
 def tangent_kernel(
-    X, K, gram, h, sums, largest, trace, other_trace, numbers,
+    X, K, gram, h, sums, largest, trace, other_trace, lams, numbers,
     d, r, x_b, x_d, x_r, tiles, largest_count, trace_count, other_count,
-    GRAM: tl.constexpr, OTHERS: tl.constexpr, ROW_MAJOR: tl.constexpr,
+    GRAM: tl.constexpr, OTHERS: tl.constexpr, ROW_MAJOR: tl.constexpr, OF_BLOCK: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """h <- ½(B·unit²/r·X Xᵀ + λ·∏ trace·KᵀK - γI), and partial sums of h²."""
+    """h <- ½(B·unit²/r·X Xᵀ + λ·∏ trace·KᵀK - γI), and partial sums of h².
+
+    λ is one of the numbers, or (OF_BLOCK) in `lams`.
+    """
     if EIGHTS:  # Triton itself asks for multiples of 16 before it reads eight numbers at once
         d = d // 8 * 8
         r = r // 8 * 8
@@ -91,7 +94,8 @@ def tangent_kernel(
     b, t, i, j, rows, cols, base = _tile(d, tiles, TILE)
     unit = unit_of(largest, b, largest_count)
     B = tl.load(numbers + 5)
-    lam = tl.load(numbers + 7) / r  # times ∏_{j≠n} tr(KⱼᵀKⱼ): λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ
+    lam = tl.load(lams + b) if OF_BLOCK else tl.load(numbers + 7)
+    lam = lam / r  # times ∏_{j≠n} tr(KⱼᵀKⱼ): λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ
     gamma = tl.load(numbers + 8)
     # The square of a large unit would overflow on its own.
     scaled = tl.sqrt(B) * tl.minimum(unit, 1e17)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from rootfree.curvature import outer_products
+from rootfree.rules import LEAST_DAMPING, if_whitening
 
 _GOLDEN = tl.constexpr(0x9E3779B1)
 _MIX = tl.constexpr(0x85EBCA6B)
@@ -17,6 +18,8 @@ _MIX = tl.constexpr(0x85EBCA6B)
 # squares are multiplied by up to 10²⁵ (see `tangent_kernel`).
 LARGE = tl.constexpr(1e3)
 LARGEST = tl.constexpr(outer_products.LARGEST)
+LEAST = tl.constexpr(LEAST_DAMPING)
+LARGEST_DAMPING = tl.constexpr(if_whitening.LARGEST_DAMPING)
 
 
 @triton.jit

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from rootfree.layout.tiles import Tile, axes_of, tiles_of
-from rootfree.structures import Dense, Structure, make_structure
+from rootfree.structures import BlockDiagonal, Dense, Diagonal, Structure, make_structure
 
 _ALLOWED = (
     "'auto', a structure's name, a tuple of names (one per axis), or a dict from the number of "
@@ -16,6 +17,24 @@ _ALLOWED = (
 
 def structure_option(name: str, value: Any) -> Any:
     """A name, a tuple of names, or pairs (number of axes, name or tuple): plain and hashable."""
+    return _checked(name, value, make_structure)
+
+
+def symmetric_structure_option(name: str, value: Any) -> Any:
+    """The same, of structures with the mirror image of every entry."""
+    return _checked(name, value, _symmetric)
+
+
+def _symmetric(text: str, d: int) -> Structure:
+    structure = make_structure(text, d)
+    if not isinstance(structure, (Dense, Diagonal, BlockDiagonal)):
+        raise ValueError(
+            f"the structures here are dense, diagonal and block_diagonal:<k>, got {text!r}"
+        )
+    return structure
+
+
+def _checked(name: str, value: Any, make: Callable[[str, int], Structure]) -> Any:
     if isinstance(value, dict):
         value = tuple(sorted(value.items()))
     pairs = value if _is_pairs(value) else (("all", value),)
@@ -27,7 +46,7 @@ def structure_option(name: str, value: Any) -> Any:
                 raise TypeError(f"{name} must be {_ALLOWED}; got {value!r}")
             if text != "auto":
                 try:
-                    make_structure(text, 1)
+                    make(text, 1)
                 except ValueError as error:
                     raise ValueError(f"{name} must be {_ALLOWED}; {error}") from error
     if not value and not isinstance(value, str):

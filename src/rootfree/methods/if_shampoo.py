@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import Curvature
+from rootfree.kernels import factors
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
@@ -98,7 +99,7 @@ class IFShampoo(BlockOptimizer):
 
     options = INVERSE_FREE_OPTIONS
     _direction = staticmethod(direction)
-    _inverse_free = True
+    _kernel = staticmethod(factors.direction_)
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ would not move at all at the usual step sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,16 @@ from rootfree.curvature import BlockCurvature
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.kernels.rounding import stochastic_round_
 from rootfree.layout.tiles import Tile
-from rootfree.rules.if_shampoo import move_factors_, precondition, tangents
+from rootfree.rules import LEAST_DAMPING
+from rootfree.rules.if_shampoo import (
+    balance_,
+    mean_squares,
+    move_factors_,
+    precondition,
+    tangents,
+)
 from rootfree.shell.parameter_state import rounding_counters, working_dtype
-from rootfree.structures import Diagonal, frobenius_norm, per_block
+from rootfree.structures import Diagonal, Structure, frobenius_norm, per_block
 
 
 def factor_state(
@@ -52,8 +60,8 @@ def direction(
     dtype = torch.float16 if half else G.dtype
     if H is not None:
         _refresh_(group, structures, state, H, G.shape[1:], dtype)
-    G, size = _scaled_for(dtype, G)
-    Ks, scales = _operands(structures, state, dtype)
+    G, size = scaled_for(dtype, G)
+    Ks, scales = operands(structures, state, dtype)
     U = precondition(G, Ks, structures)
     if half:
         factor = size * math.prod([s.square() for s in scales])
@@ -72,41 +80,53 @@ def _refresh_(
     wide = torch.promote_types(dtype, torch.float32)
     if "started" in state:
         _start_(structures, state, H.root_mean_diagonal(sizes))
-    Ks, scales = _operands(structures, state, dtype)
+    Ks, scales = operands(structures, state, dtype)
     H = H.for_operands(dtype, math.prod(scales))
     # h <- ½(curvature in the factors' frame + damping - γI)
-    hs = tangents(Ks, scales, H, structures, lam=group["damping"], gamma=group["gamma"], wide=wide)
+    means = mean_squares(Ks, scales, structures, wide=wide)
+    lam = max(group["damping"], LEAST_DAMPING)
+    hs = tangents(Ks, scales, means, H, structures, lam=lam, gamma=group["gamma"])
     for n, h in enumerate(hs):
         if f"tangent{n}" in state:
             # m <- α₂ m + (1-α₂) h
             m = state[f"tangent{n}"]
             hs[n] = m.lerp_(h.to(m.dtype), 1 - group["riemannian_momentum"]).to(wide)
-    stored = [state[f"factor{n}"] for n in range(len(structures))]
-    accumulators = [K.to(wide) for K in stored]  # the factors themselves where they are wide
-    # K <- K (I - β₂ m/max(1, ‖m‖))
     norm = partial(_norm, group, structures, state, dtype)
-    move_factors_(accumulators, hs, structures, beta2=group["precond_lr"], norm=norm, dtype=dtype)
-    for K, moved in zip(stored, accumulators, strict=True):
+    with accumulators(state, len(structures), wide) as stored:
+        # K <- K (I - β₂ m/max(1, ‖m‖))
+        move_factors_(stored, hs, structures, beta2=group["precond_lr"], norm=norm, dtype=dtype)
+        balance_(stored, means)
+
+
+@contextmanager
+def accumulators(state: State, axes: int, wide: torch.dtype) -> Iterator[list[Tensor]]:
+    """The factors in a dtype that takes small changes; they are rounded back at the end."""
+    stored = [state[f"factor{n}"] for n in range(axes)]
+    moved = [K.to(wide) for K in stored]  # the factors themselves where they are wide
+    yield moved
+    for K, new in zip(stored, moved, strict=True):
         if K.dtype == torch.bfloat16:
-            stochastic_round_(K, moved, state["rounding"])
+            stochastic_round_(K, new, state["rounding"])
             state["rounding"] += 1
-        elif moved is not K:  # kept in another precision than that of the products
-            K.copy_(moved)
+        elif new is not K:  # kept in another precision than that of the products
+            K.copy_(new)
 
 
 def _norm(
     group: Group, structures: Structures, state: State, dtype: torch.dtype, n: int, m: Tensor
 ) -> Tensor:
-    """‖mₙ‖ (b,). The spectral one is from above: β₂‖m‖₂/norm < 1, so that K stays invertible."""
+    """‖mₙ‖; blocks that wait for their first gradient do not move."""
+    norm = norm_of(group, structures[n], m, dtype=dtype)
+    return torch.where(state["started"], norm, math.inf) if "started" in state else norm
+
+
+def norm_of(group: Group, structure: Structure, m: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """‖m‖ (b,). The spectral one is from above: β₂‖m‖₂/norm < 1, so that K stays invertible."""
     if group["factor_norm"] == "frobenius":
-        norm = frobenius_norm(structures[n], m)
-    elif group["factor_norm"] == "spectral":
-        norm = structures[n].spectral_bound(m, dtype=dtype)
-    else:
-        norm = m.new_ones(len(m))
-    if "started" in state:  # blocks that wait for their first gradient do not move
-        norm = torch.where(state["started"], norm, math.inf)
-    return norm
+        return frobenius_norm(structure, m)
+    if group["factor_norm"] == "spectral":
+        return structure.spectral_bound(m, dtype=dtype)
+    return m.new_ones(len(m))
 
 
 def _start_(structures: Structures, state: State, root: Tensor) -> None:
@@ -125,7 +145,7 @@ def _start_(structures: Structures, state: State, root: Tensor) -> None:
     state["started"] |= fresh
 
 
-def _operands(
+def operands(
     structures: Structures, state: State, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Any]]:
     """The factors in the dtype of the products, and the numbers (b,) that they were divided by.
@@ -140,7 +160,7 @@ def _operands(
     return scaled, scales
 
 
-def _scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
+def scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
     """G in the dtype of the products; for fp16 divided by its largest entry, which is returned."""
     if dtype != torch.float16:
         return G, 1.0

@@ -15,38 +15,45 @@ import torch
 from torch import Tensor
 
 from rootfree.curvature import BlockCurvature
-from rootfree.rules import LEAST_DAMPING
 from rootfree.structures import Structure, multiply_axis, per_block
 
 Norm = Callable[[int, Tensor], Tensor]
 
 
+def mean_squares(
+    Ks: Sequence[Tensor],
+    scales: Sequence[Tensor | float],
+    structures: Sequence[Structure],
+    *,
+    wide: torch.dtype,
+) -> list[Tensor]:
+    """tr(KₙᵀKₙ)/dₙ of every axis, in `wide`, of factors scales[n]·Ks[n]."""
+    return [
+        (s.squared_norm(K) / s.d).to(wide) * scale**2
+        for K, s, scale in zip(Ks, structures, scales, strict=True)
+    ]
+
+
 def tangents(
     Ks: Sequence[Tensor],
     scales: Sequence[Tensor | float],
+    means: Sequence[Tensor],
     H: BlockCurvature,
     structures: Sequence[Structure],
     *,
-    lam: float,
+    lam: float | Tensor,
     gamma: float,
-    wide: torch.dtype,
 ) -> list[Tensor]:
-    """hₙ = ½(Π(curvature of axis n) + λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ · Π(KₙᵀKₙ) - γI), in `wide`.
+    """hₙ = ½(Π(curvature of axis n) + λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ · Π(KₙᵀKₙ) - γI), like the means.
 
-    The factors are scales[n]·Ks[n]; H knows about the scales already.
+    The factors are scales[n]·Ks[n]; H knows about the scales already. `means` are the traces.
     """
-    traces = [
-        (s.squared_norm(K) / s.d).to(wide) * scale**2
-        for K, s, scale in zip(Ks, structures, scales, strict=True)
-    ]  # tr(KⱼᵀKⱼ)/dⱼ
     hs = []
     for n, (gram, weight) in enumerate(H.in_frame(Ks, structures)):
-        others = math.prod(
-            [t for j, t in enumerate(traces) if j != n], start=traces[n].new_ones(())
-        )
-        damping = structures[n].project_factor_gram(Ks[n]).to(wide)
-        h = per_block(weight.to(wide) / 2, gram) * gram
-        h.addcmul_(per_block(max(lam, LEAST_DAMPING) / 2 * others * scales[n] ** 2, gram), damping)
+        others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
+        damping = structures[n].project_factor_gram(Ks[n]).to(others.dtype)
+        h = per_block(weight.to(others.dtype) / 2, gram) * gram
+        h.addcmul_(per_block(lam / 2 * others * scales[n] ** 2, gram), damping)
         hs.append(structures[n].add_to_diagonal_(h, -gamma / 2))
     return hs
 
@@ -72,6 +79,36 @@ def move_factors_(
             )
         else:
             K.sub_(structure.product(K.to(dtype), scaled))
+
+
+def exponents(means: Sequence[Tensor]) -> list[Tensor]:
+    """Whole eₙ with Σeₙ = 0, for which the factors 2^eₙ·Kₙ have about one scale.
+
+    c·K₁ ⊗ K₂/c is the same preconditioner for every c, and nothing in the updates holds c: it would
+    drift until a factor overflows. Powers of two change no bit of what the factors are used for.
+    means[n] (b,) is tr(KₙᵀKₙ)/dₙ, the mean square of the singular values.
+    """
+    tiny, largest = torch.finfo(means[0].dtype).tiny, torch.finfo(means[0].dtype).max
+    # log₂ of the root mean square; what is no number is left as it is
+    sizes = torch.stack(list(means)).nan_to_num(1.0).clamp(tiny, largest).log2() / 2
+    wanted = sizes.mean(0) - sizes
+    whole = wanted.round()
+    for _ in range(len(means) // 2):  # what rounding left over goes where it matters least
+        excess = whole.sum(0).sign()
+        farthest = ((whole - wanted) * excess).argmax(0, keepdim=True)
+        whole.scatter_add_(0, farthest, -excess.unsqueeze(0))
+    return list(whole.unbind())
+
+
+def balance_(Ks: Sequence[Tensor], means: Sequence[Tensor]) -> None:
+    """Kₙ <- 2^eₙ·Kₙ, Σeₙ = 0: one scale for all factors of a block.  Changes Ks.
+
+    `means`: those before the move, which are at hand; a move changes them little.
+    """
+    if len(Ks) == 1:
+        return
+    for K, e in zip(Ks, exponents(means), strict=True):
+        K.mul_(per_block(torch.exp2(e).to(K.dtype), K))
 
 
 def precondition(G: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure]) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rootfree.curvature import BlockCurvature
 from rootfree.rules import LEAST_DAMPING
+from rootfree.rules.if_shampoo import exponents
 from rootfree.structures import multiply_axis
 
 
@@ -28,7 +29,8 @@ def update_factors_(
 ) -> None:
     """Sₙ <- (1-β₂γ)Sₙ + β₂/D₋ₙ·(B·G₍ₙ₎[⊗_{j≠n}Sⱼ⁻¹]G₍ₙ₎ᵀ + λ∏_{j≠n}tr(Sⱼ⁻¹)·I), and Sₙ⁻¹.
 
-    All from the old factors.  Changes Ss and inverses.
+    All from the old factors, then Sₙ <- 4^-eₙ·Sₙ, Σeₙ = 0, which keeps them at one scale.  Changes
+    Ss and inverses.
     """
     means = [S_inv.diagonal(dim1=-2, dim2=-1).mean(-1) for S_inv in inverses]  # tr(Sⱼ⁻¹)/dⱼ
     for n, term in enumerate(H.contracted(inverses)):
@@ -36,7 +38,8 @@ def update_factors_(
         Ss[n].mul_(1 - beta2 * gamma).add_(term, alpha=beta2)
         damping = beta2 * max(lam, LEAST_DAMPING) * others
         Ss[n].diagonal(dim1=-2, dim2=-1).add_(damping.view(-1, 1))
-    for S, S_inv in zip(Ss, inverses, strict=True):
+    for S, S_inv, e in zip(Ss, inverses, exponents(means), strict=True):
+        S.mul_(torch.exp2(-2 * e)[:, None, None])
         S_inv.copy_(inverse(S))
 
 

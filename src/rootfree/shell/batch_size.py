@@ -59,6 +59,7 @@ def track_batch_size(
         raise TypeError(
             f"optimizer must be one of rootfree's optimizers, got {type(optimizer).__name__}"
         )
+    optimizer._check_batch_size_is_used()
     if optimizer._batch_counter is not None:
         raise ValueError("the batch size of this optimizer is tracked already; remove() it first")
     if data_parallel_size is not None:

@@ -7,6 +7,7 @@ turns gradients of the stack into a direction; gathering and the tail are the sa
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -35,7 +36,7 @@ from rootfree.shell.work import GroupMemory, Work
 REPLAYED = 0.01
 
 _FORM = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm", "init_scale")
-_RATES = ("batch_size", "precond_lr", "damping", "gamma")
+_RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum")
 
 
 class BlockOptimizer(RootFreeOptimizer):
@@ -43,8 +44,8 @@ class BlockOptimizer(RootFreeOptimizer):
 
     _elements_at_once = None  # buckets have all their members at once
 
-    #: whether the rule is IFShampoo's, for which there are kernels and replays from CUDA graphs
-    _inverse_free: ClassVar[bool] = False
+    #: kernels that do what `_direction` does, with the default curvature
+    _kernel: ClassVar[Callable[..., None] | None] = None
 
     _recorder: Recorder | None = None  # one for all stacks: they never run at the same time
 
@@ -119,7 +120,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _form(self, group: Group) -> Any:
         momenta = (group["momentum"] > 0, group.get("riemannian_momentum", 0.0) > 0)
         # Damping and γ decide what the full-matrix methods keep, and how precisely.
-        flags = (*momenta, group["damping"] > 0, group["gamma"] > 0, group["state_dtype"])
+        flags = (*momenta, group["damping"] > 0, group.get("gamma", 1) > 0, group["state_dtype"])
         return (*flags, *[group.get(name) for name in _FORM])
 
     def _lay_out(self, memory: GroupMemory) -> None:
@@ -159,7 +160,7 @@ class BlockOptimizer(RootFreeOptimizer):
             fused=self._kernels_run(p),
             dtype=self._products(p, structures, group),
             direction=self._direction,
-            inverse_free=self._inverse_free and self._curvature is None,
+            kernel=self._kernel if self._curvature is None else None,
         )
 
     def _dues(self, memory: GroupMemory) -> list[bool]:
@@ -198,8 +199,10 @@ class BlockOptimizer(RootFreeOptimizer):
     def _send_numbers(self, work: Work) -> None:
         for _, stack in work.stacks or []:
             if isinstance(stack, FusedStack):
-                B, beta2, lam, gamma = (work.group[name] for name in _RATES)
-                stack.send(self._tail(work.group), (B, beta2, max(lam, LEAST_DAMPING), gamma))
+                group = work.group
+                lam, gamma = max(group["damping"], LEAST_DAMPING), group.get("gamma", 1.0)
+                rates = (self._terms(group), group["precond_lr"], lam, gamma)
+                stack.send(self._tail(group), rates)
 
     @_disable_dynamo
     def step(self, closure: Any = None) -> Any:
@@ -237,7 +240,7 @@ class BlockOptimizer(RootFreeOptimizer):
             plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
         else:
             if work.refresh:
-                H = self._curvature_of(part, B=work.group["batch_size"])
+                H = self._curvature_of(part, B=self._terms(work.group))
             structures = part.share.bucket.structures
             rows = portions(part.G, part.state)
             for each in rows:
@@ -276,7 +279,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _replays(self, p: Tensor) -> Recordings | None:
         """Where directions of small models are recorded: they use memory of our own alone."""
         elements = sum(p.numel() for group in self.param_groups for p in group["params"])
-        if not (self._inverse_free and self._curvature is None and p.is_cuda):
+        if self._kernel is None or self._curvature is not None or not p.is_cuda:
             return None
         if 8 * elements > REPLAYED * torch.cuda.get_device_properties(p.device).total_memory:
             return None
@@ -287,7 +290,7 @@ class BlockOptimizer(RootFreeOptimizer):
         """Hyper-parameters that launches of the directions have in them: rules do, kernels not."""
         if all(share.bucket.plan.kernel is not None for share in stack.shares):
             return ()
-        return tuple(work.group.get(name) for name in (*_RATES, "riemannian_momentum"))
+        return tuple(work.group.get(name) for name in _RATES)
 
     def _end_step(self, work: list[Work]) -> None:
         for w in work:

@@ -147,9 +147,14 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _checked_options(self, group: Group) -> dict[str, Any]:
         return {name: check(name, group[name]) for name, check in self.options.items()}
 
+    def _terms(self, group: Group) -> Any:
+        """B; 1 for methods that do not ask for it."""
+        return group["batch_size"] if "batch_size" in self.options else 1
+
     @property
     def batch_size(self) -> int | None:
         """B, the number of averaged loss terms; setting it sets it in every group."""
+        self._check_batch_size_is_used()
         values = {group["batch_size"] for group in self.param_groups}
         if len(values) != 1:
             raise ValueError(
@@ -161,9 +166,17 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
+        self._check_batch_size_is_used()
         checked = positive_integer("batch_size", value)
         for group in self.param_groups:
             group["batch_size"] = checked
+
+    def _check_batch_size_is_used(self) -> None:
+        if "batch_size" not in self.options:
+            raise AttributeError(
+                f"{type(self).__name__} has no batch_size: its steps do not depend on how many "
+                "terms the loss averages"
+            )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -182,10 +195,10 @@ class RootFreeOptimizer(Optimizer, ABC):
             self._curvature.check([p for w in refreshed for p in w.ps])
         if self._batch_counter is not None:
             self._count_batch()
-        if any(w.group["batch_size"] is None for w in work):
+        if any(self._terms(w.group) is None for w in work):
             raise RuntimeError(_BATCH_SIZE_MISSING)
         if self._curvature is not None:
-            self._curvature.ask((p, w.group["batch_size"]) for w in refreshed for p in w.ps)
+            self._curvature.ask((p, self._terms(w.group)) for w in refreshed for p in w.ps)
         for w in work:
             self._update(w)
             w.gs = []

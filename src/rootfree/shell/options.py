@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rootfree.layout.structured import structure_option
+from rootfree.layout.structured import structure_option, symmetric_structure_option
 from rootfree.shell.checks import (
     Check,
     OneOf,
@@ -57,4 +57,24 @@ INVERSE_FREE_OPTIONS: dict[str, Check] = {
     "init_scale": init_scale,
     "factor_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16))),
     "matmul_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16, torch.float16))),
+}
+
+#: Options of inverse-free whitening: the direction has no scale, so there is no B and no cap.
+WHITENING_OPTIONS: dict[str, Check] = {
+    **{
+        name: check
+        for name, check in INVERSE_FREE_OPTIONS.items()
+        if name
+        not in (
+            "batch_size",
+            "gamma",
+            "riemannian_momentum",
+            "init_scale",
+            "max_update_rms",
+            "decoupled_weight_decay",
+        )
+    },
+    "precond_lr": Real(high=1.0),
+    "structure": symmetric_structure_option,
+    "matmul_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16))),
 }

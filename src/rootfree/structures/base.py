@@ -104,6 +104,10 @@ class Structure(ABC):
         """``K M``, packed, of two packed matrices."""
         return self.pack(self.unpack(K) @ self.unpack(M))
 
+    def symmetric_product(self, K: Tensor) -> Tensor:
+        """``K Kᵀ``, packed, where the structure holds the mirror image of every entry."""
+        raise NotImplementedError(f"{self.name} matrices are not symmetric")
+
     def project_gram(self, X: Tensor) -> Tensor:
         """``Π(X Xᵀ)``, packed."""
         return self.project(gram(X))

@@ -56,6 +56,9 @@ class BlockDiagonal(SizedStructure):
     def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
         return self._join(K.mT @ self._split(X))
 
+    def symmetric_product(self, K: Tensor) -> Tensor:
+        return K @ K.mT
+
     def product(self, K: Tensor, M: Tensor) -> Tensor:
         return K @ M
 

@@ -25,6 +25,9 @@ class Dense(Structure):
     def pack(self, M: Tensor) -> Tensor:
         return M
 
+    def symmetric_product(self, K: Tensor) -> Tensor:
+        return gram(K)
+
     def apply_symmetric(self, K: Tensor, X: Tensor) -> Tensor:
         # Making K Kᵀ costs d³ (two thirds of it where it is halved), a second product with X d²r.
         cost = 0.67 * self.d if is_halved(K) else self.d

@@ -35,6 +35,9 @@ class Diagonal(Structure):
     def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
         return self.apply(K, X)
 
+    def symmetric_product(self, K: Tensor) -> Tensor:
+        return K.square()
+
     def product(self, K: Tensor, M: Tensor) -> Tensor:
         return K * M
 

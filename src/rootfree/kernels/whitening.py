@@ -1,0 +1,98 @@
+"""Dense inverse-free whitening on a GPU: the equations of rules/if_whitening.py.
+
+Like factors.py, whose kernels it uses: products in bf16, factors C in halves, hyper-parameters on
+the device. P = C Cᵀ is made where it is needed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rootfree.kernels.axis_products import Site, multiply, symmetric_product
+from rootfree.kernels.factors import (
+    in_frame,
+    move_,
+    operand,
+    portions,
+    powers_of_two,
+    site_of,
+    tangent,
+    trace,
+)
+from rootfree.kernels.launch import launch, triton_kernels
+
+
+def direction_(
+    state: dict[str, Tensor],
+    G: Tensor,
+    squares: Tensor,
+    numbers: Tensor,
+    *,
+    norm: str | None,
+    refresh: bool,
+) -> None:
+    """G <- U, its direction; on refresh the factors move first.  Changes G and state.
+
+    `squares` (b, count), float64: partial sums of the squared gradients. `numbers`: 1, β₂, ρ and 1
+    in places 5 to 8.
+    """
+    axes = G.dim() - 1
+    if axes == 1:
+        _vectors_(state, G, numbers, norm=norm, refresh=refresh)
+    else:
+        for part, rows in portions(G, state):
+            Cs = [operand(rows, n) for n in range(axes)]
+            known = site_of(G[part], rows, squares[part] if refresh else None, norm)
+            site = ("whitening", *known, refresh)
+            if refresh:
+                _refresh_(site, Cs, rows, G[part], squares[part], numbers, norm)
+            U = G[part]
+            for n, C in enumerate(Cs):
+                P = symmetric_product((*site, n), C)
+                U = multiply((*site, n), U, n, P, G[part] if n == axes - 1 else None)
+    if refresh and "rounding" in state:
+        state["rounding"] += axes
+
+
+def _vectors_(
+    state: dict[str, Tensor], G: Tensor, numbers: Tensor, *, norm: str | None, refresh: bool
+) -> None:
+    c = state["factor0"]
+    launch(
+        triton_kernels().factors.whiten_vector_kernel, len(G),
+        G, c, state["started"], state["mean_square"], state.get("rounding", c), numbers, G.shape[1],
+        site=(*site_of(G, state, None, norm), refresh),
+        REFRESH=refresh, NORM=norm or "none", BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+
+
+def _refresh_(
+    site: Site,
+    Cs: list[Tensor],
+    state: dict[str, Tensor],
+    G: Tensor,
+    squares: Tensor,
+    numbers: Tensor,
+    norm: str | None,
+) -> None:
+    """Move the factors.  Changes state, of which Cs are a part."""
+    b, axes = len(G), len(Cs)
+    scales, lams = (torch.empty(b, device=G.device) for _ in range(2))
+    moves = torch.empty(b, dtype=torch.bool, device=G.device)
+    launch(
+        triton_kernels().factors.follow_kernel, b,
+        squares, state["started"], state["mean_square"], scales, lams, moves, numbers,
+        squares.shape[1], G[0].numel(), site=site, AXES=axes, num_warps=1,
+    )  # fmt: skip
+    sizes = [trace((*site, n), C, state.get(f"lower{n}"), scales) for n, C in enumerate(Cs)]
+    Ps = [symmetric_product((*site, n), C) for n, C in enumerate(Cs)]
+    traces = [trace((*site, n), P, None, None) for n, P in enumerate(Ps)]
+    U, largest = in_frame(site, G, Ps)
+    powers = powers_of_two(site, Cs, sizes, lams)
+    for n, (C, P) in enumerate(zip(Cs, Ps, strict=True)):
+        h, sums, fourths = tangent((*site, n), n, P, U, largest, traces, lams, numbers, norm)
+        move_(
+            (*site, n), n, C, torch.bmm(h, C), sums, fourths, powers, moves, state, numbers,
+            norm=norm, whiten=True,
+        )  # fmt: skip

@@ -1,0 +1,192 @@
+"""Inverse-free whitening."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from rootfree.curvature import BlockCurvature, Curvature
+from rootfree.kernels import whitening
+from rootfree.kernels.plan import Group, State, Structures
+from rootfree.layout.structured import structured_tiles
+from rootfree.layout.tiles import Tile
+from rootfree.methods.inverse_free import accumulators, norm_of, product_dtype
+from rootfree.rules import LEAST_DAMPING
+from rootfree.rules.if_shampoo import balance_, mean_squares
+from rootfree.rules.if_whitening import errors, limited, move_factors_, precondition
+from rootfree.rules.momentum import Tail
+from rootfree.shell.block_optimizer import BlockOptimizer
+from rootfree.shell.options import WHITENING_OPTIONS
+from rootfree.shell.parameter_state import rounding_counters, working_dtype
+from rootfree.structures import per_block
+
+# Gradients beyond have no square in fp32.
+_LARGEST_MEAN = 1e30
+
+
+def _direction(
+    group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
+) -> Tensor:
+    dtype = G.dtype
+    if H is not None:
+        _refresh_(group, structures, state, H, G)
+    Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
+    Ps = [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
+    return precondition(G, Ps, structures)
+
+
+def _refresh_(
+    group: Group, structures: Structures, state: State, H: BlockCurvature, G: Tensor
+) -> None:
+    dtype, wide = G.dtype, torch.promote_types(G.dtype, torch.float32)
+    moves = _follow_size_(group, structures, state, H.root_mean_diagonal(G.shape[1:]))
+    Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
+    Ps = [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
+    ones = [1.0] * len(Ps)
+    # λ = ρ·v: whatever the scale of the loss
+    lam = group["damping"] * state["mean_square"].to(wide) + LEAST_DAMPING
+    sizes = mean_squares(Cs, ones, structures, wide=wide)
+    lam = limited(lam, sizes, structures)
+    Es = errors(Ps, ones, H.for_operands(dtype, 1.0), structures, lam=lam, wide=wide)
+
+    def norm(n: int, E: Tensor) -> Tensor:
+        return torch.where(moves, norm_of(group, structures[n], E, dtype=dtype), torch.inf)
+
+    with accumulators(state, len(structures), wide) as stored:
+        # C <- (I - β₂/2·E/max(1, ‖E‖)) C, and so P <- (I - …) P (I - …)
+        move_factors_(stored, Es, structures, beta2=group["precond_lr"], norm=norm, dtype=dtype)
+        balance_(stored, sizes)
+
+
+def _follow_size_(group: Group, structures: Structures, state: State, root: Tensor) -> Tensor:
+    """v <- (1-β₂)v + β₂·mean(G²); blocks that meet their first gradient start.  Changes state.
+
+    `root` (b,) is √mean(G²), of the curvature √(tr H/D). Returns which blocks have a gradient: the
+    others wait.
+    """
+    moves = (root > 0) & root.isfinite()
+    fresh = ~state["started"] & moves
+    v, square = state["mean_square"], root.square().clamp(max=_LARGEST_MEAN)
+    followed = torch.where(fresh, square, v.lerp(square.to(v.dtype), group["precond_lr"]))
+    v.copy_(torch.where(moves, followed, v))
+    # Pₙ = (mean G²)^{-1/(2N)}·I; at most 10¹⁵ for the product of all, as for inverse-free Shampoo.
+    scale = root.clamp(min=1e-15).pow(-1 / (2 * len(structures)))
+    for n in range(len(structures)):
+        C = state[f"factor{n}"]  # still I where the block is fresh
+        C.mul_(per_block(torch.where(fresh, scale, 1.0).to(C.dtype), C))
+    state["started"] |= fresh
+    return moves
+
+
+class IFWhitening(BlockOptimizer):
+    r"""Inverse-free whitening: Shampoo *with* the root, moved by matrix products alone.
+
+    .. code-block:: text
+
+        U  = G with Pₙ applied on every axis n
+        Eₙ = U₍ₙ₎U₍ₙ₎ᵀ/D₋ₙ + λ ∏_{j≠n} tr(Pⱼ²)/dⱼ · Pₙ² - I,   λ = ρ·v      every T steps
+        Pₙ <- (I - β₂/2·Ê)Pₙ(I - β₂/2·Ê),   Ê = Eₙ/max(1, ‖Eₙ‖₂)          all from the old P
+        U  = G with the new Pₙ applied on every axis n
+        M  <- α₁ M + U;   the step is U + α₁ M (Nesterov), scaled to root mean square r
+        W  <- (1 - β₁κ)W - β₁·step
+
+    v is a running mean of mean(G²). ⊗Pₙ follows (E[ggᵀ])^{-½}: its fixed point is that of Shampoo
+    by the Kullback-Leibler divergence, which takes an eigendecomposition. There is no inverse, no
+    root to compute, and nothing that could fail. The step does not depend on the scale of the loss:
+    unlike the root-free methods it needs no batch size.
+
+    Pₙ is kept by a factor, Pₙ = CₙCₙᵀ, and so is positive definite in every precision; Pₙ starts at
+    (mean G²)^{-1/(2N)}·I from the first gradient that is not zero.
+
+    Args:
+        params: parameters, named parameters or groups, as for every torch optimizer; best from
+            :func:`rootfree.parameter_groups`, which leaves embeddings, head and vectors to AdamW.
+        lr: β₁, step size of the parameters (a number or a one-element tensor), in AdamW's units.
+        precond_lr: β₂, step size of the factors. In the moving average of Shampoo this is a weight
+            of 2β₂ for the new gradient.
+        momentum: α₁, momentum on the direction, without dampening.
+        nesterov: the step is U + α₁M in place of M.
+        weight_decay: κ, decoupled, as in AdamW.
+        damping: ρ, relative to the mean square of the gradient: for directions that get no
+            gradient, such as pixels that are always black. It must not be zero there.
+        update_every: T, or a schedule, as in :class:`rootfree.IFShampoo`.
+        structure: as in :class:`rootfree.IFShampoo`; dense, diagonal and block_diagonal:<k>.
+        block_size: as in :class:`rootfree.IFShampoo`.
+        factor_dtype: dtype of the factors. None: float32 (float64 for float64 parameters).
+            ``torch.bfloat16`` halves their memory and rounds stochastically.
+        matmul_dtype: dtype of the matrix products. None: bfloat16 on CUDA, float32 elsewhere.
+        factor_norm: "spectral" (the rate does not depend on the width), "frobenius", or None (no
+            normalisation: for studies of the plain rule).
+        update_rms: r, the root mean square of a parameter's step before ``lr``. None: the step as
+            it is.
+        state_dtype: dtype of the momentum, as in :class:`rootfree.RFRMSprop`.
+        curvature: where H comes from, in place of ggᵀ, as in :class:`rootfree.IFShampoo`: then ⊗Pₙ
+            follows H^{-½}.
+        fused: as in :class:`rootfree.IFShampoo`.
+        capturable: as in :class:`rootfree.RFRMSprop`.
+
+    Example:
+        >>> import torch, rootfree
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = rootfree.IFWhitening(model.parameters(), lr=1e-3)
+        >>> x, y = torch.randn(32, 4), torch.randn(32, 3)
+        >>> torch.nn.functional.mse_loss(model(x), y).backward()
+        >>> optimizer.step()
+        >>> print(optimizer.summary().splitlines()[1])
+        0          3x4    dense 3 x dense 4          165
+    """
+
+    options = WHITENING_OPTIONS
+    _direction = staticmethod(_direction)
+    _kernel = staticmethod(whitening.direction_)
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 3e-3,  # β₁
+        *,
+        precond_lr: float = 0.5,  # β₂
+        momentum: float = 0.9,  # α₁
+        nesterov: bool = True,
+        weight_decay: float = 0.0,  # κ
+        damping: float = 1e-4,  # ρ
+        update_every: int | str = 2,  # T
+        structure: Any = "auto",
+        block_size: int | None = 1024,
+        factor_dtype: torch.dtype | None = None,
+        matmul_dtype: torch.dtype | None = None,
+        factor_norm: str | None = "spectral",
+        update_rms: float | None = 0.2,
+        state_dtype: torch.dtype | None = None,
+        curvature: Curvature | None = None,  # H
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        super().__init__(params, locals())
+
+    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
+        return structured_tiles(
+            self._pairs.shape_of(p), structure=group["structure"], block_size=group["block_size"]
+        )
+
+    def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
+        b, wide, device = tile.blocks, working_dtype(p), p.device
+        dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
+        state = {
+            f"factor{n}": s.identity(b, dtype=dtype, device=device)
+            for n, s in enumerate(structures)
+        }
+        state["mean_square"] = torch.zeros(b, dtype=wide, device=device)
+        state["started"] = torch.zeros(b, dtype=torch.bool, device=device)
+        if dtype == torch.bfloat16:
+            state["rounding"] = rounding_counters((b,), salt=len(self.state), device=device)
+        return state
+
+    def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
+        return product_dtype(p, structures, group)
+
+    def _tail(self, group: Group) -> Tail:
+        return super()._tail(group)._replace(decoupled=True)

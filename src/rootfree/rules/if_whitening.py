@@ -1,0 +1,81 @@
+"""Inverse-free whitening: the root kept, by matrix products alone.
+
+⊗Pₙ follows (E[ggᵀ])^{-½}, the direction of Shampoo with the root. Pₙ = CₙCₙᵀ is kept by its factor:
+congruence Pₙ <- (I - X)Pₙ(I - X) is Cₙ <- (I - X)Cₙ, and no rounding can make Pₙ indefinite. (On Pₙ
+itself it can, in bf16, and a direction with the wrong sign would grow.)
+
+Layout: Cs[n], Ps[n] and Es[n] packed, (b, *packed_shape), with structures[n]; G a stack of blocks
+(b, d_1..d_N).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rootfree.curvature import BlockCurvature
+from rootfree.rules import if_shampoo
+from rootfree.rules.if_shampoo import Norm
+from rootfree.structures import Structure, multiply_axis, per_block
+
+# log₂; h of this size can still be squared and summed in fp32.
+LARGEST_DAMPING = 40
+
+
+def errors(
+    Ps: Sequence[Tensor],
+    scales: Sequence[Tensor | float],
+    H: BlockCurvature,
+    structures: Sequence[Structure],
+    *,
+    lam: Tensor,
+    wide: torch.dtype,
+) -> list[Tensor]:
+    """Eₙ = U₍ₙ₎U₍ₙ₎ᵀ/D₋ₙ + λ ∏_{j≠n} tr(Pⱼ²)/dⱼ · Pₙ² - I: what P lacks to whiten, in `wide`.
+
+    U is G with Pₙ on every axis; λ (b,). It is twice the tangent vector of inverse-free Shampoo,
+    with P in the place of K and γ = 1.
+    """
+    means = if_shampoo.mean_squares(Ps, scales, structures, wide=wide)
+    hs = if_shampoo.tangents(Ps, scales, means, H, structures, lam=lam, gamma=1.0)
+    return [2 * h for h in hs]
+
+
+def limited(lam: Tensor, means: Sequence[Tensor], structures: Sequence[Structure]) -> Tensor:
+    """λ (b,), made smaller where the damping of a block would leave the range of the precision.
+
+    Gradients that suddenly are larger by many orders of magnitude raise λ before P could follow.
+    means[n] is tr(CₙᵀCₙ)/dₙ, so that tr(Pₙ²)/dₙ <= dₙ·means[n]². E is normalised: that its damping
+    has a size at all is enough.
+    """
+    bound = lam.log2()
+    for mean, structure in zip(means, structures, strict=True):
+        bound = bound + math.log2(structure.d) + 2 * mean.log2()
+    return lam * torch.exp2((LARGEST_DAMPING - bound).clamp(max=0.0))
+
+
+def move_factors_(
+    Cs: Sequence[Tensor],
+    Es: Sequence[Tensor],
+    structures: Sequence[Structure],
+    *,
+    beta2: float,
+    norm: Norm,
+    dtype: torch.dtype,
+) -> None:
+    """Cₙ <- (I - β₂/2·Eₙ/max(1, ‖Eₙ‖))Cₙ, the product in `dtype`.  Changes Cs."""
+    for n, (C, E, structure) in enumerate(zip(Cs, Es, structures, strict=True)):
+        step = beta2 / 2 / norm(n, E).clamp(min=1.0)
+        scaled = (E * per_block(step, E)).to(dtype)
+        C.sub_(structure.product(scaled, C.to(dtype)))
+
+
+def precondition(G: Tensor, Ps: Sequence[Tensor], structures: Sequence[Structure]) -> Tensor:
+    """U = G with Pₙ applied on every axis n."""
+    for n in reversed(range(len(Ps))):  # the first axis last: the result is contiguous
+        G = multiply_axis(G, n, partial(structures[n].apply, Ps[n]))
+    return G
