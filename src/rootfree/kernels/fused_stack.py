@@ -112,14 +112,14 @@ class FusedStack:
         tables = (self._rectangles, self._items, self._spans, self._sizes)
         self._gradients = AddressTable(len(self.ps), device, beside=tables)
         self._state = AddressTable(3 * len(self.ps), device, beside=tables)
-        self.numbers = NumberTable(9, device)
+        self.numbers = NumberTable(10, device)
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
         self._gradients.stock_up()
         self._state.stock_up()
         cap, rms = tail.cap or 1.0, tail.rms or 1.0
-        self.numbers.send(tail.lr, tail.alpha1, tail.kappa, cap, rms, *rates)
+        self.numbers.send(tail.lr, tail.alpha1, tail.kappa, cap, rms, *rates, tail.least)
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Fill the stack with gradients (and their sums of squares)."""

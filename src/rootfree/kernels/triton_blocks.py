@@ -5,7 +5,7 @@ says where blocks are: parameter, offset in it, distance of rows, columns, eleme
 stack, distance of rows there. `items` (four int32 each) are the programs: rectangle, first row,
 first column, and the place of its partial sum of squared gradients.
 
-`numbers` (fp32): β₁, α₁, κ, the cap, r; `scales`: one number a parameter for the direction, then
+`numbers` (fp32): β₁, α₁, κ, the cap, r, and in place 9 the least RMS; `scales`: one number a parameter for the direction, then
 one for the step.
 """
 
@@ -128,7 +128,10 @@ def squares_kernel(
 def scale_kernel(
     sums, spans, sizes, numbers, scales, count, OF_STEP: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """min(1, cap/rms(u)), or r/rms(step), of parameter i with items spans[2i] .. spans[2i+1]."""
+    """min(1, cap/rms(u)), or r/max(rms(step), least), of parameter i.
+
+    Its items are spans[2i] .. spans[2i+1].
+    """
     i = tl.program_id(0)
     end = tl.load(spans + 2 * i + 1)
     total = tl.zeros((), tl.float64)
@@ -136,8 +139,8 @@ def scale_kernel(
         at = begin + tl.arange(0, BLOCK)
         total += tl.sum(tl.load(sums + at, at < end, 0.0), 0)
     rms = tl.sqrt(total / tl.load(sizes + i))
-    if OF_STEP:  # a zero step stays zero
-        scale = tl.where(rms > 0, tl.load(numbers + 4) / rms, 0.0)
+    if OF_STEP:
+        scale = tl.load(numbers + 4) / tl.maximum(rms, tl.load(numbers + 9).to(tl.float64))
         tl.store(scales + count + i, scale.to(tl.float32))
     else:
         cap = tl.load(numbers + 3)  # one NaN makes the whole direction NaN, as in the rule

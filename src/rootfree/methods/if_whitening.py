@@ -26,6 +26,10 @@ from rootfree.structures import per_block
 # Gradients beyond have no square in fp32.
 _LARGEST_MEAN = 1e30
 
+# Directions have a root mean square of one. Momentum that is left where gradients have ceased is not
+# scaled up: the parameter comes to rest.
+LEAST_STEP = 0.1
+
 
 def _direction(
     group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
@@ -189,4 +193,4 @@ class IFWhitening(BlockOptimizer):
         return product_dtype(p, structures, group)
 
     def _tail(self, group: Group) -> Tail:
-        return super()._tail(group)._replace(decoupled=True)
+        return super()._tail(group)._replace(decoupled=True, least=LEAST_STEP)

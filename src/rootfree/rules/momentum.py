@@ -25,6 +25,7 @@ class Tail(NamedTuple):
     decoupled: bool
     rms: float | None = None  # r
     cap: float | None = None
+    least: float = 1e-30  # a smaller step is not scaled up to r
 
     @property
     def coupled(self) -> float:
@@ -41,6 +42,7 @@ def descend_(
     u <- u·min(1, cap/rms(u))
     m <- α₁ m + u (+ κ p)                     the step is m; with Nesterov u (+ κ p) + α₁ m
     p <- (1 - β₁κ) p - β₁·step·(r/rms(step))  κ stands here if it is decoupled, else above
+                                              a step with a smaller RMS than `least` becomes smaller
     """
     if over is not None and (not ms or tail.nesterov):
         us, over = list(torch._foreach_div(us, over)), None
@@ -61,9 +63,7 @@ def descend_(
     if coupled == 0:
         decay_(ps, lr=lr, kappa=tail.kappa)
     if tail.rms is not None:
-        sizes = _rms(steps)
-        # A zero step stays zero: no division by a zero RMS.
-        scales = torch.where(sizes > 0, tail.rms / sizes, 0.0)
+        scales = tail.rms / _rms(steps).clamp(min=tail.least)
         steps = list(torch._foreach_mul(steps, list(scales.to(steps[0].dtype).unbind())))
     subtract_(ps, steps, lr=lr)
 
