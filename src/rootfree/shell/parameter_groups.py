@@ -24,7 +24,7 @@ from rootfree.shell.roles import (
 )
 
 Options = Mapping[str, Any]
-Overrides = Mapping[str | type[nn.Module], Options]
+Overrides = Mapping[Any, Options]  # names, or types of modules
 
 # The step size of torch.optim.AdamW: that of a matrix method says nothing about AdamW's.
 _COMPANION_LR = 1e-3
