@@ -209,8 +209,11 @@ def of(optimizer):
 
 
 def test_another_role_in_the_checkpoint_is_refused_by_name():
-    optimizer, plain = two_kinds(), rootfree.IFShampoo(
-        [{"params": [p]} for p in parameters(shapes=[(4, 3), (4,)])], batch_size=2
+    optimizer, plain = (
+        two_kinds(),
+        rootfree.IFShampoo(
+            [{"params": [p]} for p in parameters(shapes=[(4, 3), (4,)])], batch_size=2
+        ),
     )
     before = copy.deepcopy(optimizer.state_dict())
     with pytest.raises(
