@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import rootfree
+from conformance.problems import nothing_waits
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 MATRIX = [rootfree.IFShampoo, rootfree.RFShampoo, rootfree.RFFullAdagrad, rootfree.IFFullAdagrad]
 DIAGONAL = [rootfree.RFRMSprop, rootfree.RFAdagrad, rootfree.RFAdamW]
 SHAPES = [(6, 4), (5,), (), (3, 2, 2)]
@@ -275,6 +278,70 @@ def test_capturable_keeps_lr_as_a_tensor():
     before = [p.detach().clone() for p in of(optimizer)]
     optimizer.step()
     assert all(map(torch.equal, before, of(optimizer)))
+
+
+# --- on a GPU -----------------------------------------------------------------------------------
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("tensor_lr", [False, True])
+@pytest.mark.parametrize("fused", [None, False])
+def test_on_cuda_bit_identical_to_torchs_and_nothing_waits(fused, tensor_lr, dtype):
+    ours = [nn.Parameter(p.detach().cuda()) for p in parameters(dtype)]
+    theirs = copy.deepcopy(ours)
+    lr = torch.tensor(0.02, device="cuda") if tensor_lr else 0.02
+    optimizer = rootfree.IFShampoo([left_to_adamw(ours, lr=lr, weight_decay=0.1)], fused=fused)
+    way = {"fused": True} if fused is None else {"foreach": True, "capturable": True}
+    adamw = torch.optim.AdamW(theirs, lr=lr, weight_decay=0.1, **way)
+    for t in range(4):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        with nothing_waits() if t else nullcontext():  # the first step lays things out
+            optimizer.step()
+        adamw.step()
+    for p, q in zip(ours, theirs, strict=True):
+        assert torch.equal(p, q)
+        for key, tensor in adamw.state[q].items():
+            assert torch.equal(optimizer.state[p][key], tensor)
+            assert optimizer.state[p][key].is_cuda
+
+
+@needs_cuda
+@pytest.mark.parametrize("fused", [None, False])
+def test_graphed_steps_are_the_eager_ones(fused):
+    """Replayed, with a step size that a schedule changes at every step."""
+    trajectories = []
+    for graphed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8)).cuda()
+        groups = rootfree.parameter_groups(model)
+        optimizer = rootfree.IFShampoo(groups, batch_size=16, capturable=True, fused=fused)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / (1 + t))
+        runner = rootfree.GraphedStep(optimizer) if graphed else optimizer
+        for _ in range(10):
+            optimizer.zero_grad(set_to_none=False)
+            model(torch.randn(16, 32, device="cuda")).square().mean().backward()
+            runner.step()
+            schedule.step()
+        if graphed:
+            assert runner._recordings._recorded
+            runner.release()
+        rows = optimizer.state_dict()["state"].values()
+        trajectories.append([*model.parameters(), *(t for row in rows for t in row.values())])
+    assert all(map(torch.equal, *trajectories))
+
+
+@needs_cuda
+def test_the_count_of_steps_follows_the_model():
+    (p,) = parameters(shapes=[(4,)])
+    optimizer = rootfree.IFShampoo([left_to_adamw([p])])
+    for device in ("cpu", "cuda", "cpu"):
+        p.data, p.grad = p.data.to(device), torch.ones(4, device=device)
+        optimizer.step()
+        assert {t.device.type for t in optimizer.state[p].values()} == {device}
+    assert optimizer.state[p]["step"] == 3
 
 
 # --- what is refused ----------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def test_options_go_where_they_belong():
         assert group["lr"] == (0.5 if "companion" in group else 0.25)
         assert group["weight_decay"] == (0.0 if group["role"] == "vector" else 0.125)
     optimizer = rootfree.IFShampoo(groups, batch_size=4)
-    assert [name for name in optimizer.param_groups[0]["param_names"]][0] == "patches.weight"
+    assert optimizer.param_groups[0]["param_names"][0] == "patches.weight"
     everywhere = rootfree.parameter_groups(
         Transformer(8), weight_decay=0.125, no_decay_on_vectors=False
     )
