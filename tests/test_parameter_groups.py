@@ -83,6 +83,15 @@ def test_language_models():
     assert "head.weight" not in found
 
 
+def test_of_a_shared_weight_the_embedding_counts_and_then_the_layer():
+    model = nn.ModuleDict({"head": nn.Linear(4, 9), "body": nn.GRU(4, 4), "end": nn.Identity()})
+    model["embedding"] = nn.Embedding(9, 4)
+    model["embedding"].weight = model["head"].weight  # a name that comes later
+    assert roles(model)["head.weight"] == "embedding"
+    model.shared = model["body"].weight_hh_l0  # a name that comes first
+    assert roles(model)["shared"] == "hidden"
+
+
 def test_a_trunk_has_no_head():
     assert hidden(Transformer(8, head=False)) == {"patches.weight", *IN_BLOCKS}
     assert "head" not in roles(nn.Transformer(8, 2, 2, 2, 16, batch_first=True)).values()
