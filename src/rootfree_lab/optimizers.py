@@ -5,7 +5,9 @@ are lr, precond_lr, momentum, riemannian_momentum, damping, weight_decay, update
 `betas=(0.9, 0.999), eps=1e-8`, for example, is `momentum=0.9, precond_lr=0.001, damping=1e-8`.
 
 A matrix method can leave the parameters that are not hidden matrices to a companion: `companion` is
-the companion's name or "none", `companion_options` are its own options (its step size too).
+the companion's name or "none", `companion_options` are its own options (its step size too). AdamW
+beside a matrix method of this library is a group of the same optimizer; any other companion is an
+optimizer of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ from torch.optim import Optimizer
 import rootfree
 from rootfree_lab import baselines, peers
 from rootfree_lab.config_reading import ConfigError, unknown_name
-from rootfree_lab.parameter_roles import NamedParameters, split_parameters, trainable
+from rootfree_lab.parameter_roles import (
+    NamedParameters,
+    groups_with_companion,
+    split_parameters,
+    trainable,
+)
 
 __all__ = ["available", "build", "check", "names"]
 
@@ -38,6 +45,8 @@ _ADAM: dict[str, Place] = {
     "precond_lr": (_ONE_MINUS, "betas", 1),
     "damping": (_RENAMED, "eps"),
 }
+# The options of AdamW that a group has; with others (amsgrad, say) it is an optimizer of its own.
+_OF_GROUPS = ("lr", "betas", "eps", "weight_decay")
 _SOAP: dict[str, Place] = {**_ADAM, "update_every": (_RENAMED, "precondition_frequency")}
 
 
@@ -48,6 +57,7 @@ class Method:
     load: Callable[[], Any]  # imports, where it has to, and returns the constructor
     words: Mapping[str, Place] = field(default_factory=dict)
     is_matrix: bool = False  # may have a companion
+    is_ours: bool = False  # of this library: AdamW may be a group of it
     two_axes: bool = False  # takes parameters with exactly two axes only
     companion: str = "none"  # by default
     package: str | None = None  # that has to be installed
@@ -83,7 +93,7 @@ def _methods() -> dict[str, Method]:
             if ours is rootfree.RFAdamW
             else {}
         )
-        method = partial(Method, words=words, is_matrix=ours in matrix)
+        method = partial(Method, words=words, is_matrix=ours in matrix, is_ours=True)
         methods[ours.__name__] = method(_given(ours))
         methods[f"{ours.__name__}-no-B"] = method(partial(baselines.without_batch_size, ours))
         if ours in diagonal or ours is rootfree.RFFullAdagrad:
@@ -148,9 +158,14 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
     """
     method = _method(name)
     options, companion, companion_options = _apart(name, options)
-    if companion == "none":
+    rest: NamedParameters = []
+    inside = _inside(method, companion, companion_options)
+    if inside is not None:
+        parameters: Any = groups_with_companion(model, **inside)
+        if all("companion" in group for group in parameters):
+            raise _no_matrices(name, companion)
+    elif companion == "none":
         parameters = trainable(model)
-        rest: NamedParameters = []
         if method.two_axes and any(p.dim() != 2 for _, p in parameters):
             raise ConfigError(
                 f"{name} takes parameters with two axes only: give the others a companion, got "
@@ -159,9 +174,7 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
     else:
         parameters, rest = split_parameters(model, two_axes=method.two_axes)
         if not parameters:
-            raise ConfigError(
-                f"the model has no hidden matrices for {name}: all are left to {companion}"
-            )
+            raise _no_matrices(name, companion)
     optimizers = [_construct(name, parameters, batch_size, options)]
     if rest:
         optimizers.append(_construct(companion, rest, batch_size, companion_options))
@@ -211,9 +224,24 @@ def _companion(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, An
     return companion, dict(own)
 
 
+def _inside(method: Method, companion: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Options of the groups that are left to AdamW; None: it is no group of the optimizer."""
+    if companion != "AdamW" or not method.is_ours:
+        return None
+    signature = inspect.signature(torch.optim.AdamW).parameters
+    defaults = {name: signature[name].default for name in _OF_GROUPS}
+    values = {**defaults, **_translated(companion, signature, options)}
+    return values if values.keys() == defaults.keys() else None
+
+
+def _no_matrices(name: str, companion: str) -> ConfigError:
+    return ConfigError(f"the model has no hidden matrices for {name}: all are left to {companion}")
+
+
 def _construct(
-    name: str, parameters: NamedParameters, batch_size: int, options: Mapping[str, Any]
+    name: str, parameters: Any, batch_size: int, options: Mapping[str, Any]
 ) -> Optimizer:
+    """`parameters`: named ones, or groups of them."""
     method = _method(name)
     if not available(name):
         package = method.package or "torch>=2.9"

@@ -1,18 +1,15 @@
-"""Which parameters of a model a matrix method takes, and which its companion: said here only."""
+"""Which parameters of a model a matrix method takes, and which its companion."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
-NamedParameters = list[tuple[str, nn.Parameter]]
+import rootfree
+from rootfree_lab.models.vmamba import SelectiveScan2d
 
-#: Parameters with several axes that are tables or per-channel numbers, not maps between features:
-#: positions and tokens of vision transformers, the decays of state-space models, the attention of
-#: graphs.
-_TABLES = (
-    "pos_embed", "cls_token", "reg_token", "relative_position_bias_table", "A_log", "att_src",
-    "att_dst",
-)  # fmt: skip
+NamedParameters = list[tuple[str, nn.Parameter]]
 
 
 def trainable(model: nn.Module) -> NamedParameters:
@@ -20,33 +17,29 @@ def trainable(model: nn.Module) -> NamedParameters:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
+def groups_with_companion(model: nn.Module, **companion: Any) -> list[dict[str, Any]]:
+    """Groups for our matrix methods; `companion` are the options of AdamW."""
+    # Our own module keeps maps between features as bare parameters.
+    maps = {
+        f"{path}.{name}": {"companion": None}
+        for path, module in model.named_modules()
+        if isinstance(module, SelectiveScan2d)
+        for name in ("x_proj", "dt_proj")
+    }
+    groups = rootfree.parameter_groups(model, no_decay_on_vectors=False, overrides=maps)
+    return [{**group, **companion} if "companion" in group else group for group in groups]
+
+
 def split_parameters(
     model: nn.Module, *, two_axes: bool = False
 ) -> tuple[NamedParameters, NamedParameters]:
-    """(hidden matrices, the rest).
+    """(hidden matrices, the rest), as `rootfree.parameter_groups` tells them apart.
 
-    A hidden matrix maps hidden features to hidden features: at least two axes longer than one, not
-    an embedding, not the head (the model's last linear layer). With `two_axes` only parameters that
-    are stored with exactly two axes count, so no convolutions.
+    With `two_axes` only parameters that are stored with exactly two axes count as matrices, so no
+    convolutions.
     """
-    apart = _embeddings_and_head(model)
-    matrices: NamedParameters = []
-    rest: NamedParameters = []
-    for name, p in trainable(model):
-        fits = p.dim() == 2 if two_axes else sum(d > 1 for d in p.shape) >= 2
-        table = name.rpartition(".")[2] in _TABLES
-        (matrices if fits and not table and id(p) not in apart else rest).append((name, p))
-    return matrices, rest
-
-
-def _embeddings_and_head(model: nn.Module) -> set[int]:
-    apart: set[int] = set()
-    head: object = None
-    for module in model.modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            apart.add(id(module.weight))
-        elif isinstance(module, nn.Linear) or type(module).__name__ == "Linear":
-            head = module.weight  # PyTorch Geometric has a class of its own, of that name
-    if head is not None:
-        apart.add(id(head))
-    return apart
+    groups = groups_with_companion(model)
+    hidden = {p for group in groups if "companion" not in group for _, p in group["params"]}
+    taken = {p for p in hidden if p.dim() == 2 or not two_axes}
+    matrices = [(name, p) for name, p in trainable(model) if p in taken]
+    return matrices, [(name, p) for name, p in trainable(model) if p not in taken]

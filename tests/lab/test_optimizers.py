@@ -88,6 +88,8 @@ def test_every_parameter_is_in_one_optimizer():
         ("Muon", {}, 2),
         ("IFShampoo", {}, 1),
         ("IFShampoo", {"companion": "RFRMSprop", "companion_options": {"lr": 0.5}}, 2),
+        ("IFShampoo", {"companion": "AdamW"}, 1),
+        ("IFShampoo", {"companion": "AdamW", "companion_options": {"amsgrad": True}}, 2),
         ("Shampoo", {"companion": "AdamW"}, 2),
     ):
         model = gpt()
@@ -166,10 +168,23 @@ def test_errors(name, options, message):
         optimizers.build(name, cnn(), batch_size=8, **options)
 
 
+def test_adamw_beside_our_methods_is_a_group_with_the_values_of_torchs():
+    options = {"lr": 0.5, "companion": "AdamW", "companion_options": {"precond_lr": 0.25}}
+    (optimizer,) = optimizers.build("IFShampoo", gpt(), batch_size=8, **options)
+    matrices, *rest = optimizer.param_groups
+    assert (matrices["lr"], matrices["weight_decay"]) == (0.5, 0.0)
+    torchs = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], betas=(0.9, 0.75))
+    for group in rest:
+        for name in ("lr", "betas", "eps", "weight_decay"):
+            assert group[name] == torchs.defaults[name]
+
+
 def test_a_model_without_matrices_has_nothing_for_a_matrix_method():
-    data = SimpleNamespace(kind="tabular", classes=3, shape=(4,))
+    convolution, head = torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(4, 2)
     with pytest.raises(ValueError, match="no hidden matrices for Muon"):
-        optimizers.build("Muon", models.build("linear", data), batch_size=8)
+        optimizers.build("Muon", torch.nn.Sequential(convolution, head), batch_size=8)
+    with pytest.raises(ValueError, match="no hidden matrices for RFShampoo"):
+        optimizers.build("RFShampoo", torch.nn.Embedding(4, 3), batch_size=8, companion="AdamW")
 
 
 def test_a_torch_without_muon(monkeypatch):

@@ -5,8 +5,8 @@ says where blocks are: parameter, offset in it, distance of rows, columns, eleme
 stack, distance of rows there. `items` (four int32 each) are the programs: rectangle, first row,
 first column, and the place of its partial sum of squared gradients.
 
-`numbers` (fp32): β₁, α₁, κ, the cap, r, and in place 9 the least RMS; `scales`: one number a parameter for the direction, then
-one for the step.
+`numbers` (fp32): β₁, α₁, κ, the cap, r, and in place 9 the least RMS that is scaled to r; `scales`:
+one number a parameter for the direction, then one for the step.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ class JointPairs:
                         f"the {'weight' if missing == 'bias' else 'bias'} of shape "
                         f"{tuple(one.shape)} is in this parameter group without its {missing} of "
                         f"shape {tuple(other.shape)}; the curvature treats them as one matrix, so "
-                        "they must be in the same group"
+                        "they must be in the same group (KFACRecorder(..., joint=False) takes them "
+                        "apart, which lets a companion have the bias)"
                     )
             kinds = (weight.dtype, weight.device), (bias.dtype, bias.device)
             if weight in inside and kinds[0] != kinds[1]:

@@ -36,7 +36,9 @@ class IFShampoo(BlockOptimizer):
     merged, and axes longer than ``block_size`` are cut. Blocks of equal shape share batched calls.
 
     Args:
-        params: parameters, named parameters or groups, as for every torch optimizer.
+        params: parameters, named parameters or groups, as for every torch optimizer. Groups with
+            ``companion="adamw"`` are left to AdamW (``lr``, ``betas``, ``eps``, ``weight_decay``);
+            :func:`rootfree.parameter_groups` makes them.
         lr: β₁, step size of the parameters (a number or a one-element tensor).
         batch_size: B, the number of loss terms that the loss averages; no default, see
             :class:`rootfree.RFRMSprop`.

@@ -119,6 +119,6 @@ class RFFullAdagrad(BlockOptimizer):
         return state
 
     def _why_not_recordable(self) -> str | None:
-        if all(group["damping"] == 0 for group in self.param_groups):
+        if all(group.get("damping", 0) == 0 for group in self.param_groups):
             return None
         return "with damping it factorises with Cholesky, which waits for the device"

@@ -42,6 +42,7 @@ _RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum")
 class BlockOptimizer(RootFreeOptimizer):
     """Base of the matrix methods; subclasses define `_tiles`, `_block_state` and `_direction`."""
 
+    _has_companions = True
     _elements_at_once = None  # buckets have all their members at once
 
     #: kernels that do what `_direction` does, with the default curvature
@@ -106,7 +107,8 @@ class BlockOptimizer(RootFreeOptimizer):
                     "only, as under DDP. The diagonal methods take sharded ones"
                 )
             try:  # an impossible structure or block size is found before anything is changed
-                self._cut(p, group)
+                if self._of(group) is self:
+                    self._cut(p, group)
             except ValueError as error:
                 raise ValueError(f"{what}: {error}") from error
         return group
@@ -180,7 +182,8 @@ class BlockOptimizer(RootFreeOptimizer):
     @property
     def refreshes_next(self) -> bool:
         """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
-        return any(any(self._dues(self._memory_of(group))) for group in self.param_groups)
+        own = [group for group in self.param_groups if self._of(group) is self]
+        return any(any(self._dues(self._memory_of(group))) for group in own)
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
@@ -295,7 +298,8 @@ class BlockOptimizer(RootFreeOptimizer):
     def _end_step(self, work: list[Work]) -> None:
         for w in work:
             steps = self._memories[id(w.group)].steps
-            assert steps is not None
+            if steps is None:
+                continue  # AdamW counts them itself
             if len(w.where) == len(steps):
                 steps += 1
             else:

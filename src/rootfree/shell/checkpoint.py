@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.halves import joined, write_
+from rootfree.shell.groups import named
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
+
+
+#: entries of the state, beside those of blocks, that go when the options need them no more
+_OURS = ("momentum", "exp_avg", "exp_avg_sq")
 
 
 class StateMismatchError(ValueError):
@@ -63,6 +68,14 @@ def _match_group(
             f"group {number} has {len(saved['params'])} parameters in the checkpoint, "
             f"{len(group['params'])} in the optimizer"
         )
+    theirs, mine = ("AdamW" if each.get("companion") else method for each in (saved, group))
+    if theirs != mine:
+        names = group.get("param_names") or saved["params"]
+        what, _ = next(named([*zip(names, group["params"], strict=True)]), (f"group {number}", 0))
+        raise StateMismatchError(
+            f"{what} is updated by {theirs} in the checkpoint and by {mine} in the optimizer: give "
+            "its group the same `companion`"
+        )
     matched: list[Mapping[str, Tensor] | None] = []
     for key, p in zip(saved["params"], group["params"], strict=True):
         state = states.get(key)
@@ -83,10 +96,10 @@ def bring_state(
     Parameters and their state may be replaced between steps (pruning, growing, a moved model).
     """
     found = optimizer.state.get(p) or {}
-    start = optimizer._init_state(p, group)
+    start = optimizer._of(group)._init_state(p, group)
     # What is ours is exactly what the options ask for; wrappers keep entries of theirs.
     row = joined(found)
-    for key in [k for k in row if k == "momentum" or k.startswith("block")]:
+    for key in [k for k in row if k in _OURS or k.startswith("block")]:
         if key not in start:
             del row[key]
     for key, tensor in start.items():
@@ -110,7 +123,7 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
     plan = []
     for group, saved_group, saved_states in pairs:
         values = {**group, **saved_group}
-        values.update(optimizer._checked_options(values))
+        values.update(optimizer._of(values)._checked_options(values))
         for p, saved in zip(group["params"], saved_states, strict=True):
             if saved is not None:
                 plan.append((p, *_fitting(optimizer, p, values, saved)))
@@ -129,7 +142,7 @@ def _fitting(
     optimizer: RootFreeOptimizer, p: Tensor, values: dict[str, Any], saved: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """State of p that the saved one can be written into (the one in use if it fits), and that."""
-    whole, fresh = joined(saved), optimizer._init_state(p, values)
+    whole, fresh = joined(saved), optimizer._of(values)._init_state(p, values)
     if "step" in fresh:  # written when groups counted, the checkpoint has it there
         whole.setdefault("step", torch.tensor(values.get("step", 0)))
     if "momentum" in whole and "momentum" not in fresh:  # a scheduler turned it off

@@ -24,8 +24,9 @@ class GraphedStep:
 
     Call :meth:`step` where you called ``optimizer.step()``. A kind of step (with or without a
     refresh, say) runs as usual first, is then recorded, and replayed from then on, bit for bit.
-    Where kernels run, hyper-parameters may change without a new recording. Without kernels they are
-    part of the graph: use ``capturable=True`` if a scheduler changes ``lr``.
+    Where kernels run, hyper-parameters may change without a new recording. Without kernels, and in
+    groups with a companion, they are part of the graph: use ``capturable=True`` if a scheduler
+    changes ``lr``.
 
     Gradients may move from step to step; those that did are copied to where the graph reads. To
     save that copy and its memory, use ``zero_grad(set_to_none=False)``. Hooks registered on the
@@ -104,7 +105,7 @@ class GraphedStep:
     def _record(self) -> None:
         """What is recorded: the updates, without the counting that goes with a step."""
         for w in self._optimizer._work():
-            self._optimizer._update(w)
+            self._optimizer._of(w.group)._update(w)
 
     def _kind(self, work: list[Work]) -> tuple[Any, list[Any]]:
         """What a recording depends on beside the contents of tensors, and objects named in it."""

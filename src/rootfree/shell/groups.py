@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
@@ -46,7 +46,7 @@ def check_devices(params: list[Any], kernels: Container[str]) -> None:
             raise ValueError(f"fused must be None or False for {what} on {p.device}, got True")
 
 
-def check_option_names(given: Iterable[str], options: Mapping[str, Any], *, method: str) -> None:
+def check_option_names(given: Iterable[str], options: Collection[str], *, method: str) -> None:
     """Refuse a misspelt option, which would be silently ignored.
 
     Keys that are not ours are allowed: schedulers and users keep theirs in groups.

@@ -28,6 +28,7 @@ from rootfree.layout.joint import JointPairs
 from rootfree.rules.momentum import Tail
 from rootfree.shell.checkpoint import bring_state, load_checkpoint
 from rootfree.shell.checks import Check, positive_integer
+from rootfree.shell.companion import AdamW, check_companion
 from rootfree.shell.groups import as_list, check_devices, check_option_names, check_parameters
 from rootfree.shell.summary import named_groups, table_of
 from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
@@ -49,6 +50,9 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     #: option name -> check; the keys are exactly the hyper-parameters of the method
     options: ClassVar[Mapping[str, Check]] = {}
+
+    #: whether groups may be left to AdamW with `companion="adamw"`
+    _has_companions: ClassVar[bool] = False
 
     #: how many elements are updated at once on a CPU, so that they stay in its cache between the
     #: passes over them (twice as fast as all at once on a ViT-B); None: all
@@ -83,13 +87,18 @@ class RootFreeOptimizer(Optimizer, ABC):
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
         for group in self.param_groups:  # pickled before there were these options
-            group.update(dict.fromkeys({*_SWITCHES} & {*self.options} - {*group}, False))
+            options = self._of(group).options
+            group.update(dict.fromkeys({*_SWITCHES} & {*options} - {*group}, False))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.
         kept = {} if self._curvature is None else {"_curvature": self._curvature}
         asked = {"_fused": self._fused, "_capturable": self._capturable}
         return {**super().__getstate__(), **asked, **kept}
+
+    def _of(self, group: Group) -> RootFreeOptimizer | AdamW:
+        """What updates the parameters of a group: this method, or its companion."""
+        return self if group.get("companion") is None else AdamW(fused=self._fused is not False)
 
     @abstractmethod
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
@@ -128,48 +137,56 @@ class RootFreeOptimizer(Optimizer, ABC):
             p = first[1] if isinstance(first, tuple) else first
             group["lr"] = torch.tensor(group["lr"], device=None if p is None else p.device)
         super().add_param_group(group)
-        for p in self.param_groups[-1]["params"]:
-            self.state[p] = self._init_state(p, group)
+        method = self._of(group)
+        for name in {*self.options} - {*method.options}:  # torch filled them in
+            del group[name]
+        for p in group["params"]:
+            self.state[p] = method._init_state(p, group)
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
-        group = {**self.defaults, **param_group}
-        group["params"] = as_list(param_group["params"])
+        name, has_companions = type(self).__name__, self._has_companions
+        check_companion(param_group, self.options, method=name, taken=has_companions)
+        method = self._of(param_group)
+        defaults = {**AdamW.defaults, **self.defaults}
+        group = {k: v for k, v in defaults.items() if k in method.options or k == "method"}
+        group |= {**param_group, "params": as_list(param_group["params"])}
         known = {id(p) for group in self.param_groups for p in group["params"]}
         check_parameters(group["params"], known)
         if self._fused:
             check_devices(group["params"], kernel_devices(True))
         self._pairs.check_group(group["params"])
-        check_option_names(param_group, self.options, method=type(self).__name__)
-        return {**group, **self._checked_options(group)}
+        options = [*method.options, *(["companion"] if has_companions else [])]
+        check_option_names(param_group, options, method=name)
+        return {**group, **method._checked_options(group)}
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
         return {name: check(name, group[name]) for name, check in self.options.items()}
 
     def _terms(self, group: Group) -> Any:
-        """B; 1 for methods that do not ask for it."""
-        return group["batch_size"] if "batch_size" in self.options else 1
+        """B; 1 where it is not asked for."""
+        return group.get("batch_size", 1)
 
     @property
     def batch_size(self) -> int | None:
-        """B, the number of averaged loss terms; setting it sets it in every group."""
+        """B, the number of averaged loss terms; setting it sets it in every group that has it."""
         self._check_batch_size_is_used()
-        values = {group["batch_size"] for group in self.param_groups}
-        if len(values) != 1:
+        values = {group["batch_size"] for group in self.param_groups if "batch_size" in group}
+        if len(values) > 1:
             raise ValueError(
                 f"the groups have different values of batch_size, {sorted(values, key=str)}: "
                 "read it from param_groups"
             )
-        (value,) = values
-        return cast("int | None", value)
+        return cast("int | None", next(iter(values), None))
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
         self._check_batch_size_is_used()
         checked = positive_integer("batch_size", value)
         for group in self.param_groups:
-            group["batch_size"] = checked
+            if "batch_size" in group:  # AdamW does without
+                group["batch_size"] = checked
 
     def _check_batch_size_is_used(self) -> None:
         if "batch_size" not in self.options:
@@ -200,7 +217,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         if self._curvature is not None:
             self._curvature.ask((p, self._terms(w.group)) for w in refreshed for p in w.ps)
         for w in work:
-            self._update(w)
+            self._of(w.group)._update(w)
             w.gs = []
         self._end_step(work)
         if self._curvature is not None:
@@ -215,7 +232,7 @@ class RootFreeOptimizer(Optimizer, ABC):
             places = [(p.device, p.dtype, p.shape) for p in params]
             memory = None if torch.compiler.is_compiling() else self._memory_of(group, places)
             gs = [p.grad for p in params]
-            dues = None if memory is None else self._dues(memory)
+            dues = None if memory is None else self._of(group)._dues(memory)
             refresh: bool | None = True
             if dues is None:
                 dues = [True] * len(gs)
@@ -250,7 +267,7 @@ class RootFreeOptimizer(Optimizer, ABC):
             and memory.group is group
             and len(params) == len(memory.params)
             and all(map(is_, params, memory.params))
-            and memory.form == self._form(group)
+            and memory.form == self._of(group)._form(group)
             and memory.places == places
             and _holds(memory, self.state)
         ):
@@ -264,8 +281,9 @@ class RootFreeOptimizer(Optimizer, ABC):
             self.state[p] = bring_state(self, p, group)
         places = [(p.device, p.dtype, p.shape) for p in params]
         rows = [self.state[p] for p in params]
-        memory = GroupMemory(group, self._form(group), params, places, rows)
-        self._lay_out(memory)
+        method = self._of(group)
+        memory = GroupMemory(group, method._form(group), params, places, rows)
+        method._lay_out(memory)
         # At least two keys, or a getter would give no tuple.
         memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]
         memory.tensors = [tensor for get, row in memory.held for tensor in get(row)]
@@ -303,7 +321,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         return {
             name: value != 0 if live and isinstance(value, (int, float)) else value
             for name, value in work.group.items()
-            if name in self.options
+            if name in self._of(work.group).options
         }
 
     def release(self) -> None:
@@ -339,9 +357,9 @@ class RootFreeOptimizer(Optimizer, ABC):
             post_hook(self)
 
     def summary(self) -> str:
-        """A table: parameter, shape, preconditioner, bytes of state."""
+        """A table: parameter, shape, role (if groups say it), preconditioner, bytes of state."""
         described = (
-            (name, p, self._describe(p, group), self.state[p])
+            (name, p, group.get("role", ""), self._of(group)._describe(p, group), self.state[p])
             for group, names in named_groups(self.param_groups)
             for name, p in zip(names, group["params"], strict=True)
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-Row = tuple[Any, Tensor, str, Mapping[str, Tensor]]
+Row = tuple[Any, Tensor, str, str, Mapping[str, Tensor]]
 
 
 def named_groups(
@@ -22,18 +22,19 @@ def named_groups(
 
 
 def table_of(described: Iterable[Row]) -> str:
-    """A line for each (name, parameter, preconditioner, state), and their total."""
-    rows = [("parameter", "shape", "preconditioner", "state bytes")]
+    """A line for each (name, parameter, role, preconditioner, state), and their total."""
+    rows: list[tuple[str, ...]] = [("parameter", "shape", "role", "preconditioner", "state bytes")]
     total = elements = 0
-    for name, p, preconditioner, state in described:
+    for name, p, role, preconditioner, state in described:
         size = sum(t.numel() * t.element_size() for t in state.values())
         shape = "x".join(map(str, p.shape)) or "scalar"
-        rows.append((str(name), shape, preconditioner, f"{size:,}"))
+        rows.append((str(name), shape, role, preconditioner, f"{size:,}"))
         total, elements = total + size, elements + p.numel()
     per_parameter = total / max(elements, 1)
-    rows.append(("total", f"{elements:,}", f"{per_parameter:.2f} bytes each", f"{total:,}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    rows.append(("total", f"{elements:,}", "", f"{per_parameter:.2f} bytes each", f"{total:,}"))
+    if not any(row[2] for row in rows[1:]):  # groups made by hand have none
+        rows = [(*row[:2], *row[3:]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}"
-        for a, b, c, d in rows
+        "  ".join([*map(str.ljust, row[:-1], widths), row[-1].rjust(widths[-1])]) for row in rows
     )

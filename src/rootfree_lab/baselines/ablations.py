@@ -39,7 +39,8 @@ def zero_initialised(method: type[RootFreeOptimizer]) -> type[RootFreeOptimizer]
     class ZeroInit(method):  # type: ignore[misc, valid-type]
         def add_param_group(self, param_group: dict[str, Any]) -> None:
             super().add_param_group(param_group)
-            for p in self.param_groups[-1]["params"]:
+            group = self.param_groups[-1]
+            for p in group["params"] if group.get("companion") is None else ():
                 state = self.state[p]
                 kept = [key for key in state if key == "preconditioner" or key.endswith(".factor")]
                 if not kept:

@@ -1,0 +1,122 @@
+"""AdamW for groups with `companion="adamw"`, inside an optimizer of matrices.
+
+Embeddings, heads and vectors are often better left to AdamW. Here it is torch's own implementation,
+so that such a group does bit for bit what torch.optim.AdamW does with it, and shares one step, one
+checkpoint, one scheduler and one scaler with the matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.adamw import adamw
+
+from rootfree.shell.checks import Check, OneOf, Real, averaging_pair, learning_rate
+from rootfree.shell.work import GroupMemory, Work
+
+Group = dict[str, Any]
+
+companion_name = OneOf((None, "adamw"))
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """What the shell asks of a method, for the groups that the method leaves to AdamW."""
+
+    fused: bool  #: whether torch's fused kernels may run on CUDA
+
+    options: ClassVar[Mapping[str, Check]] = {
+        "companion": companion_name,
+        "lr": learning_rate,
+        "betas": averaging_pair,
+        "eps": Real(),
+        "weight_decay": Real(),
+    }
+    #: Those of torch.optim.AdamW, so that a group means the same here and there; lr and
+    #: weight_decay are the optimizer's, as in every group that has none of its own.
+    defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.999), "eps": 1e-8}
+
+    def _checked_options(self, group: Group) -> dict[str, Any]:
+        return {name: check(name, group[name]) for name, check in self.options.items()}
+
+    def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
+        # As in torch, in the dtype of p. Steps are counted where they are read: on CUDA by the
+        # device, which then never waits, and in CUDA graphs.
+        where = p.device if p.is_cuda else "cpu"
+        averages = {name: torch.zeros_like(p).detach() for name in ("exp_avg", "exp_avg_sq")}
+        return {**averages, "step": torch.zeros((), dtype=torch.float32, device=where)}
+
+    def _form(self, group: Group) -> Hashable:
+        return "companion", group["companion"]
+
+    def _dues(self, memory: GroupMemory) -> list[bool]:
+        return [False] * len(memory.params)  # no preconditioner, no curvature
+
+    def _lay_out(self, memory: GroupMemory) -> None:
+        return
+
+    def _describe(self, p: Tensor, group: Group) -> str:
+        return "AdamW"
+
+    def _update(self, work: Work) -> None:
+        """One step of AdamW for the work's parameters."""
+        group, lr = work.group, work.group["lr"]
+        averages = [row["exp_avg"] for row in work.rows]
+        on_cuda, fake = work.ps[0].is_cuda, isinstance(work.ps[0], FakeTensor)
+        pairs = zip(work.ps, averages, strict=True)
+        # The fused kernels want one layout for all, which averages have unless p has gaps.
+        fused = on_cuda and self.fused and all(p.stride() == m.stride() for p, m in pairs)
+        adamw(
+            work.ps,
+            [_like(m, g) for m, g in zip(averages, work.gs, strict=True)],
+            averages,
+            [row["exp_avg_sq"] for row in work.rows],
+            [],
+            [row["step"] for row in work.rows],
+            # torch has no foreach implementation for lr tensors that are read on the host.
+            foreach=not fused and (on_cuda or not isinstance(lr, Tensor)),
+            # Fake tensors, to estimate memory, have no step count that the host could read.
+            fused=fused or fake,
+            capturable=on_cuda,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=lr.view(()) if isinstance(lr, Tensor) else lr,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def _like(m: Tensor, g: Tensor) -> Tensor:
+    """The gradient in the dtype and layout of the averages."""
+    if g.dtype == m.dtype and g.stride() == m.stride():
+        return g
+    return torch.empty_like(m).copy_(g)
+
+
+def check_companion(given: Group, options: Mapping[str, Any], *, method: str, taken: bool) -> None:
+    """Refuse a companion that a method does not have, and options that it would not look at.
+
+    `options` are the method's, `taken` says whether it has companions.
+    """
+    companion = companion_name("companion", given.get("companion"))
+    if companion is None:
+        return
+    if not taken:
+        raise ValueError(
+            f"companion must be None in {method}, got {companion!r}: a diagonal method takes every "
+            "parameter itself (rootfree.parameter_groups(model, companion=None) makes its groups)"
+        )
+    for name in given:
+        if name in options and name not in AdamW.options:
+            allowed = ", ".join(option for option in AdamW.options if option != "companion")
+            raise ValueError(
+                f"{name} must not be given in a group with companion={companion!r}, got "
+                f"{given[name]!r}: it is an option of {method}; AdamW has {allowed}"
+            )
