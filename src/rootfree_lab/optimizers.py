@@ -86,6 +86,7 @@ def _methods() -> dict[str, Method]:
         rootfree.IFFullAdagrad,
         rootfree.RFShampoo,
         rootfree.IFShampoo,
+        rootfree.IFWhitening,
     )
     for ours in (*diagonal, *matrix):
         words = (
@@ -95,7 +96,8 @@ def _methods() -> dict[str, Method]:
         )
         method = partial(Method, words=words, is_matrix=ours in matrix, is_ours=True)
         methods[ours.__name__] = method(_given(ours))
-        methods[f"{ours.__name__}-no-B"] = method(partial(baselines.without_batch_size, ours))
+        if "batch_size" in ours.options:
+            methods[f"{ours.__name__}-no-B"] = method(partial(baselines.without_batch_size, ours))
         if ours in diagonal or ours is rootfree.RFFullAdagrad:
             methods[f"{ours.__name__}-zero-init"] = method(
                 partial(baselines.zero_initialised, ours)

@@ -26,8 +26,8 @@ from rootfree.structures import per_block
 # Gradients beyond have no square in fp32.
 _LARGEST_MEAN = 1e30
 
-# Directions have a root mean square of one. Momentum that is left where gradients have ceased is not
-# scaled up: the parameter comes to rest.
+# Directions have a root mean square of one. Momentum that is left where gradients have ceased is
+# not scaled up: the parameter comes to rest.
 LEAST_STEP = 0.1
 
 
