@@ -1,0 +1,109 @@
+"""The records against the bars that the library sets itself for a first try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rootfree_lab.bench.first_try.entrants import DIAGONAL, FULL_MATRIX, MATRIX
+from rootfree_lab.bench.first_try.suite import TASKS
+from rootfree_lab.bench.first_try.table import REFERENCE, Cells, ratio, tasks_of
+
+LATE = 3.0  # the last losses may be so many times the lowest
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar for one optimizer."""
+
+    letter: str
+    label: str
+    demand: str
+    met: bool | None  # None: not measured
+    tasks: int  # measured
+    found: str  # the figures that decide
+
+    @property
+    def verdict(self) -> str:
+        return {True: "met", False: "missed", None: "not measured"}[self.met]
+
+
+def bars(cells: Cells, constant: Cells) -> list[Bar]:
+    """Every bar; `constant` are the runs with a constant learning rate."""
+    found = [
+        _against_adamw(cells, "a", "IFWhitening", most=1.0, share=1.0, below=0.9, half=0.5),
+        _against_adamw(cells, "b", "IFShampoo", most=1.05, share=1.0),
+        _against_adamw(cells, "b", "RFShampoo", most=1.05, share=1.0),
+        _against_adamw(cells, "c", "RFRMSprop", most=1.2, share=0.8),
+        _against_adamw(cells, "c", "RFAdamW", most=1.2, share=0.8),
+    ]
+    for name in FULL_MATRIX:
+        found += [_against_sgd(cells, label) for label in (name, f"{name} gamma=1")]
+    ours = (*DIAGONAL, *MATRIX, *FULL_MATRIX)
+    labels = [*ours, *(f"{name} gamma=1" for name in FULL_MATRIX)]
+    return found + [_late(constant, label) for label in labels if _late_ratios(constant, label)]
+
+
+def as_markdown(found: Sequence[Bar]) -> str:
+    """A list, one line a bar."""
+    lines = [
+        f"- ({bar.letter}) `{bar.label}`, {bar.demand}: **{bar.verdict}**"
+        + (f" on {bar.tasks} tasks; {bar.found}" if bar.tasks else "")
+        for bar in found
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _against_adamw(
+    cells: Cells, letter: str, label: str, *, most: float, share: float, below: float = 0.0,
+    half: float = 0.0,
+) -> Bar:  # fmt: skip
+    """At most so many times AdamW's loss on a share of the tasks, and below it on another."""
+    ratios = _ratios(cells, label, REFERENCE, tasks_of(cells))
+    where = "on every task" if share == 1 else f"on {share:.0%} of the tasks"
+    demand = f"at most {most:g} x {REFERENCE} {where}"
+    diverged = [task for task, value in ratios.items() if math.isinf(value)]
+    over = {task: value for task, value in ratios.items() if value > most}
+    met = len(over) <= (1 - share) * len(ratios) + 1e-9
+    if share == 1:
+        demand += ", none diverged"
+    if half:
+        demand += f", below {below:g} x on at least half"
+        met = met and sum(value < below for value in ratios.values()) >= half * len(ratios)
+    parts = [f"{task} {value:.2f}" for task, value in over.items() if not math.isinf(value)]
+    parts += [f"{task} diverged" for task in diverged]
+    text = f"above: {', '.join(parts)}" if parts else "none above"
+    if half:
+        text += f"; below {below:g} x on {sum(v < below for v in ratios.values())}"
+    return Bar(letter, label, demand, met if ratios else None, len(ratios), text)
+
+
+def _against_sgd(cells: Cells, label: str) -> Bar:
+    convex = [task for task in tasks_of(cells) if TASKS[task].convex]
+    ratios = _ratios(cells, label, "SGD", convex)
+    met = all(value <= 1 for value in ratios.values()) if ratios else None
+    text = ", ".join(f"{task} {value:.3f} x SGD" for task, value in ratios.items())
+    return Bar("d", label, "at most SGD's loss on convex tasks", met, len(ratios), text)
+
+
+def _late(constant: Cells, label: str) -> Bar:
+    ratios = _late_ratios(constant, label)
+    over = {task: value for task, value in ratios.items() if value > LATE}
+    parts = [f"{t} {'diverged' if math.isinf(v) else f'{v:.1f}'}" for t, v in over.items()]
+    text = f"above: {', '.join(parts)}" if over else f"largest {max(ratios.values()):.2f}"
+    return Bar("e", label, f"no late spike above {LATE:g} x", not over, len(ratios), text)
+
+
+def _late_ratios(constant: Cells, label: str) -> dict[str, float]:
+    cells = {task: constant.get((label, task)) for task in tasks_of(constant)}
+    return {
+        task: math.inf if cell.diverged else cell.late_ratio
+        for task, cell in cells.items()
+        if cell is not None
+    }
+
+
+def _ratios(cells: Cells, label: str, to: str, tasks: Sequence[str]) -> dict[str, float]:
+    values = {task: ratio(cells, label, task, to) for task in tasks}
+    return {task: value for task, value in values.items() if value is not None}
