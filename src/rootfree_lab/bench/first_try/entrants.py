@@ -48,7 +48,7 @@ class Entrant:
         return self.name in FULL_MATRIX
 
     def effective(self) -> dict[str, Any]:
-        """Every option as JSON has it, the defaults among them: a changed default is another run."""
+        """All options as JSON has them, defaults included: a changed default is another run."""
         defaults = {
             key: parameter.default
             for key, parameter in _signature(self.name).items()

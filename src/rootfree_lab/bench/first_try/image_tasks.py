@@ -77,8 +77,8 @@ def _on_cifar10(setting: Setting, name: str, **options: int) -> Task:
         setting,
         data,
         models.build(name, data, **options),
-        batch=128 if setting.full else 64,
-        images=None if setting.full else 2000,
+        batch=128 if setting.full else 32,
+        images=None if setting.full else 1000,
         augment=setting.full,
         autocast=True,
     )

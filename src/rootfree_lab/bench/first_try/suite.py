@@ -33,7 +33,7 @@ TASKS: dict[str, Entry] = {
     "mlp_digits": Entry(image_tasks.mlp_digits, (400, 1000)),
     "cnn_bn_digits": Entry(image_tasks.cnn_bn_digits, (300, 1000)),
     "cnn_digits": Entry(image_tasks.cnn_digits, (300, 1000)),
-    "resnet_cifar10": Entry(image_tasks.resnet_cifar10, (200, 1200), data="cifar10"),
+    "resnet_cifar10": Entry(image_tasks.resnet_cifar10, (150, 1200), data="cifar10"),
     "vgg_cifar10": Entry(image_tasks.vgg_cifar10, (300, 1200), data="cifar10"),
     "vit_cifar10": Entry(image_tasks.vit_cifar10, (300, 1200), data="cifar10"),
     "gpt_sotu": Entry(text_tasks.gpt_sotu, (300, 1200), "linear", data="sotu"),

@@ -122,7 +122,7 @@ def _losses(
         try:
             for optimizer in optimizers:
                 optimizer.step()
-        except torch.linalg.LinAlgError as error:
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             return losses.cpu(), str(error)
         if step % _LOOK_EVERY == _LOOK_EVERY - 1 and not math.isfinite(losses[step].item()):
             break
