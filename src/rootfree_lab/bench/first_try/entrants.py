@@ -30,6 +30,9 @@ NAMES = (*REFERENCES, *DIAGONAL, *MATRIX, *FULL_MATRIX)
 #: Options beside the defaults that are tried unless `--set` gives others.
 _VARIANTS: dict[str, list[dict[str, Any]]] = {name: [{}, {"gamma": 1.0}] for name in FULL_MATRIX}
 
+# Whether one optimizer of the library can have AdamW for some of its groups.
+_GROUPS_HAVE_COMPANIONS = "companion" in inspect.signature(rootfree.parameter_groups).parameters
+
 
 @dataclass(frozen=True)
 class Entrant:
@@ -87,26 +90,21 @@ def line_up(names: Sequence[str], assignments: Sequence[str]) -> list[Entrant]:
 def build(entrant: Entrant, model: nn.Module, *, batch_size: int) -> list[Optimizer]:
     """The optimizers that train the model: one, or two where a companion is one of its own.
 
-    A matrix method takes the hidden matrices and AdamW the rest. A model without hidden matrices,
-    such as a linear one, is left to the matrix method as a whole.
+    A matrix method takes the hidden matrices and AdamW the rest. The head counts as hidden where it
+    is all that there is, as in a linear model.
     """
     options = {**REFERENCES.get(entrant.name, {}), **entrant.given}
     companion_lr = options.pop("companion_lr", COMPANION_LR)
     if "batch_size" in _signature(entrant.name):
         options["batch_size"] = batch_size
     kind = getattr(_home(entrant.name), entrant.name)
-    everything = trainable(model)
     try:
         if not _has_companion(entrant.name):
-            return [kind(everything, **options)]
-        matrices, rest = _split(entrant.name, model)
-        if entrant.name in MATRIX:
-            if not rest or not matrices:
-                return [kind(everything, **options)]
-            if "companion" in inspect.signature(rootfree.parameter_groups).parameters:
-                grouped: Any = rootfree.parameter_groups
-                groups = grouped(model, companion="adamw", companion_lr=companion_lr)
-                return [kind(groups, **options)]
+            return [kind(trainable(model), **options)]
+        if entrant.name in MATRIX and _GROUPS_HAVE_COMPANIONS:
+            grouped: Any = rootfree.parameter_groups
+            return [kind(grouped(model, companion="adamw", companion_lr=companion_lr), **options)]
+        matrices, rest = _split(model, two_axes=entrant.name == "Muon")
         optimizers = [kind(matrices, **options)] if matrices else []
         if rest:
             optimizers.append(torch.optim.AdamW(rest, lr=companion_lr))
@@ -115,14 +113,12 @@ def build(entrant: Entrant, model: nn.Module, *, batch_size: int) -> list[Optimi
     return optimizers
 
 
-def _split(name: str, model: nn.Module) -> tuple[NamedParameters, NamedParameters]:
+def _split(model: nn.Module, *, two_axes: bool) -> tuple[NamedParameters, NamedParameters]:
     """What the method takes, and what its companion."""
-    two_axes = name == "Muon"
     matrices, rest = split_parameters(model, two_axes=two_axes)
-    if two_axes and not matrices:  # a linear model: its head is all there is
-        everything = trainable(model)
-        matrices = [(key, p) for key, p in everything if p.dim() == 2]
-        rest = [(key, p) for key, p in everything if p.dim() != 2]
+    if not matrices:
+        matrices = [(key, p) for key, p in rest if p.dim() == 2]
+        rest = [(key, p) for key, p in rest if p.dim() != 2]
     return matrices, rest
 
 

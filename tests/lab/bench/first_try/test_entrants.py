@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rootfree_lab.bench.first_try.entrants import NAMES, Entrant, available, build, line_up
+from rootfree_lab.bench.first_try.lora import LoRALinear
 
 
 def network() -> nn.Sequential:
@@ -49,10 +50,16 @@ def test_a_matrix_method_has_hidden_matrices_and_adamw_the_rest(name):
     }  # fmt: skip
 
 
-def test_a_linear_model_is_left_to_the_matrix_method():
-    assert set(lrs(Entrant("IFShampoo", {"lr": 7e-4}), nn.Linear(3, 2)).values()) == {7e-4}
-    given = lrs(Entrant("Muon", {"lr": 7e-4}), nn.Linear(3, 2))
+@pytest.mark.parametrize("name", ["IFShampoo", "RFShampoo", "Muon"])
+def test_the_only_matrix_of_a_model_is_not_left_to_adamw(name):
+    given = lrs(Entrant(name, {"lr": 7e-4}), nn.Linear(3, 2))
     assert given == {"weight": 7e-4, "bias": 1e-3}
+
+
+def test_low_rank_pairs_are_hidden_matrices():
+    layer = LoRALinear(nn.Linear(6, 5), rank=4)
+    (optimizer,) = build(Entrant("IFShampoo", {"lr": 7e-4}), layer, batch_size=16)
+    assert {g["lr"] for g in optimizer.param_groups for _ in g["params"]} == {7e-4}
 
 
 def test_several_values_are_all_combinations():

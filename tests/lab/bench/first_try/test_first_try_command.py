@@ -40,9 +40,9 @@ def test_two_tasks_with_two_optimizers(tmp_path):
         assert record.batch_size == 64
         assert record.steps == 60
         assert not record.diverged
-        assert record.task != "mlp_digits" or record.final_loss < record.first_loss / 2
-        assert record.best_mean <= record.curve[0][1]
         assert record.late_ratio >= 1
+        if record.task == "mlp_digits":
+            assert record.best_mean == record.final_loss < record.curve[0][1]
         assert record.curve[-1][0] == 60
     assert found["mlp_digits", "AdamW"].options["lr"] == 1e-3
     assert found["mlp_digits", "AdamW"].options["weight_decay"] == 0.01  # a default of torch
