@@ -18,6 +18,7 @@ from rootfree_lab.data import DataError
 from rootfree_lab.devices import choose_device
 
 MARKS = Marks("first try")
+_WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ def _show(console: Console, given: Arguments, found: Sequence[Record]) -> None:
     plain, constant = (table.cells(parts[each]) for each in (False, True))
     for cells, title in ((plain, "first try"), (constant, "first try, constant learning rate")):
         if cells:
-            console.print(table.as_table(cells, f"{title}, scale {given.scale}"))
+            # Not squeezed where there is no terminal: a file has room.
+            width = max(console.width, 0 if console.is_terminal else _WIDTH)
+            shown = table.as_table(cells, f"{title}, scale {given.scale}")
+            console.print(shown, width=width, crop=False)
     bars = verdict.bars(plain, constant)
     for bar in bars:
         line = f"({bar.letter}) {bar.label}: {bar.verdict}"

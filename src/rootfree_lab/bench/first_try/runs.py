@@ -31,9 +31,9 @@ def perform(
     failed = 0
     for number, (run, result) in enumerate(_results(todo, jobs), 1):
         what = f"[{number}/{len(todo)}] {run.task}, {run.entrant.label}, seed {run.seed}"
-        if isinstance(result, Exception):
+        if isinstance(result, str):
             failed += 1
-            say(f"{what}: failed, {type(result).__name__}: {result}")
+            say(f"{what}: failed, {result}")
             continue
         known[result.key] = result
         if file is not None:
@@ -42,7 +42,7 @@ def perform(
     return [known[key] for key in keys if key in known], failed
 
 
-def _results(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Record | Exception]]:
+def _results(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Record | str]]:
     if jobs == 1 or len(runs) < 2:
         for run in runs:
             yield run, _attempt(run)
@@ -56,21 +56,19 @@ def _results(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Record | Exc
         waiting = {pool.submit(_attempt, run): run for run in runs}
         try:
             for future in as_completed(waiting):
-                yield waiting[future], future.result()
+                # A worker that the system killed has no result.
+                died = future.exception()
+                yield waiting[future], f"{died}" if died is not None else future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _attempt(run: Run) -> Record | Exception:
-    """One run that fails does not take the others with it."""
+def _attempt(run: Run) -> Record | str:
+    """One run that fails does not take the others with it: what went wrong, in its place."""
     try:
         return train(run)
     except (RuntimeError, ValueError) as error:
-        return (
-            type(error)(str(error))
-            if type(error).__module__ == "builtins"
-            else RuntimeError(f"{type(error).__name__}: {error}")
-        )
+        return f"{type(error).__name__}: {error}"
 
 
 def _outcome(record: Record) -> str:

@@ -84,12 +84,12 @@ def as_markdown(cells: Cells) -> str:
 
 
 def as_table(cells: Cells, title: str) -> Table:
-    """For a terminal: a row a task and a column an optimizer would not fit, so one line a cell."""
+    """For a terminal: a column a task would not fit, so a row is an optimizer on a task."""
     labels, tasks = labels_of(cells), tasks_of(cells)
     table = Table(title=title)
     table.add_column("task", no_wrap=True)
     table.add_column("optimizer", no_wrap=True)
-    for heading in (f"x {REFERENCE}", "final loss", "± seeds", "late ratio", "diverged"):
+    for heading in (f"x {REFERENCE}", "final loss", "last / lowest", "diverged"):
         table.add_column(heading, justify="right")
     for task in tasks:
         for label in labels:
@@ -108,8 +108,7 @@ def text(cells: Cells, label: str, task: str) -> str:
     if cell.diverged:
         return f"diverged {cell.diverged}/{cell.runs}"
     against = ratio(cells, label, task)
-    loss = f"{cell.mean:.3g} ± {cell.half_range:.1g}"
-    return loss if against is None else f"{against:.2f} ({loss})"
+    return _loss(cell) if against is None else f"{_times(against)} ({_loss(cell)})"
 
 
 def remarks(records: Sequence[Record]) -> str:
@@ -136,9 +135,17 @@ def _cell(records: Sequence[Record]) -> Cell:
 def _numbers(cells: Cells, label: str, task: str, cell: Cell) -> tuple[str, ...]:
     against = ratio(cells, label, task)
     return (
-        NOTHING if against is None or math.isinf(against) else f"{against:.2f}",
-        NOTHING if math.isinf(cell.mean) else f"{cell.mean:.4g}",
-        NOTHING if math.isinf(cell.mean) else f"{cell.half_range:.1g}",
+        NOTHING if against is None or math.isinf(against) else _times(against),
+        NOTHING if cell.diverged else _loss(cell),
         f"{cell.late_ratio:.2f}",
         f"{cell.diverged}/{cell.runs}" if cell.diverged else "",
     )
+
+
+def _loss(cell: Cell) -> str:
+    return f"{cell.mean:.3g} ± {cell.half_range:.1g}"
+
+
+def _times(ratio: float) -> str:
+    """Two digits after the point, or two that are not zero."""
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.1g}"

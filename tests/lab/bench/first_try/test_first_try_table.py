@@ -114,6 +114,18 @@ def test_late_spikes_count_in_runs_at_a_constant_rate():
     assert not any(b.letter == "e" for b in bars(cells(ADAMW), {}))
 
 
+def test_settings_are_judged_each():
+    tuned = all_tasks("IFShampoo lr=0.003", 0.5)
+    runs = [ADAMW, all_tasks("IFShampoo", 2.0), tuned]
+    assert not bar("IFShampoo", *runs).met
+    assert bar("IFShampoo lr=0.003", *runs).met
+
+
+def test_small_ratios_keep_a_digit():
+    runs = [record("AdamW", "mlp_digits", 1.0), record("SGD", "mlp_digits", 0.0012)]
+    assert text(cells(runs), "SGD", "mlp_digits") == "0.001 (0.0012 ± 0)"
+
+
 def test_what_was_not_run_is_not_measured():
     found = bar("RFShampoo", ADAMW)
     assert (found.met, found.verdict, found.tasks) == (None, "not measured", 0)
