@@ -108,13 +108,12 @@ def _show(console: Console, given: Arguments, found: Sequence[Record]) -> None:
         constant: _of_steps(given, [r for r in found if r.constant == constant])
         for constant in (False, True)
     }
+    if not console.is_terminal:  # a file has room
+        console = Console(width=max(console.width, _WIDTH))
     plain, constant = (table.cells(parts[each]) for each in (False, True))
     for cells, title in ((plain, "first try"), (constant, "first try, constant learning rate")):
         if cells:
-            # Not squeezed where there is no terminal: a file has room.
-            width = max(console.width, 0 if console.is_terminal else _WIDTH)
-            shown = table.as_table(cells, f"{title}, scale {given.scale}")
-            console.print(shown, width=width, crop=False)
+            console.print(table.as_table(cells, f"{title}, scale {given.scale}"))
     bars = verdict.bars(plain, constant)
     for bar in bars:
         line = f"({bar.letter}) {bar.label}: {bar.verdict}"

@@ -106,7 +106,8 @@ def _classification(
         changed = _crops_and_flips(setting, bytes_, indices)
 
         def inputs(step: int) -> Tensor:
-            return normalise(changed(step), mean, std)
+            x = normalise(changed(step), mean, std)
+            return x.contiguous(memory_format=torch.channels_last)  # fast in bf16 on a GPU
     else:
         ready = normalise(bytes_, mean, std)
 

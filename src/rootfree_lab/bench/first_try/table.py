@@ -88,9 +88,9 @@ def as_table(cells: Cells, title: str) -> Table:
     labels, tasks = labels_of(cells), tasks_of(cells)
     table = Table(title=title)
     table.add_column("task", no_wrap=True)
-    table.add_column("optimizer", no_wrap=True)
+    table.add_column("optimizer", overflow="fold")
     for heading in (f"x {REFERENCE}", "final loss", "last / lowest", "diverged"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for task in tasks:
         for label in labels:
             cell = cells.get((label, task))

@@ -89,7 +89,7 @@ def _against_sgd(cells: Cells, label: str) -> Bar:
     convex = [task for task in tasks_of(cells) if TASKS[task].convex]
     ratios = _ratios(cells, label, "SGD", convex)
     met = all(value <= 1 for value in ratios.values()) if ratios else None
-    text = ", ".join(f"{task} {value:.3f} x SGD" for task, value in ratios.items())
+    text = f"times SGD's: {_listed(ratios)}"
     return Bar("d", label, "at most SGD's loss on convex tasks", met, len(ratios), text)
 
 

@@ -64,6 +64,21 @@ def test_every_task_trains_and_is_measured(task, folder):
     assert record.first_loss > 0
 
 
+def test_full_scale_crops_and_flips(folder, monkeypatch):
+    """At full scale images are changed at random: a batch of one epoch is not that of the next."""
+    from rootfree_lab.bench.first_try import image_tasks
+
+    monkeypatch.setattr(image_tasks.models, "build", lambda *_, **__: nn.Identity())
+    monkeypatch.setattr(image_tasks, "cross_entropy", lambda x, y: x)
+    setting = Setting("full", 0, 3, CPU, folder)
+    monkeypatch.setattr(image_tasks, "batch_indices", lambda *_: torch.arange(64).repeat(3, 1))
+    task = image_tasks.vit_cifar10(setting)
+    assert task.loss(0).shape == (64, 3, 32, 32)
+    assert not torch.equal(task.loss(0), task.loss(1))
+    again = image_tasks.vit_cifar10(setting)
+    assert torch.equal(task.loss(1), again.loss(1))
+
+
 @pytest.mark.parametrize("name", ["mlp_digits", "gpt_sotu", "least_squares_diabetes", "gat_cora"])
 def test_the_loss_averages_as_many_terms_as_B(name, folder):
     """A term of the mean has its share of the gradient, so B of the scores' rows have one."""
