@@ -92,14 +92,63 @@ def bench(
         str | None, typer.Option(help="cuda or cpu; default: cuda if available.")
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="File to write all figures to.")
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="File to write all figures to; with --first-try one line a run, and a run that is "
+            "in it is not repeated.",
+        ),
     ] = None,
     chart: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File for a bar chart: .png, .svg, .pdf.")
     ] = None,
+    first_try: Annotated[
+        bool,
+        typer.Option(
+            "--first-try",
+            help="Train a dozen small real tasks with every optimizer at its defaults instead; the "
+            "options below belong to it.",
+        ),
+    ] = False,
+    tasks: Annotated[str, typer.Option(help="Tasks, with commas between; default: all.")] = "",
+    optimizers: Annotated[
+        str, typer.Option(help="Optimizers, with commas between; default: all.")
+    ] = "",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Override a default: IFShampoo.lr=3e-3; values with commas between are all tried; "
+            "may be given repeatedly.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, from seed 0 on.")] = 3,
+    scale: Annotated[
+        str, typer.Option(help="small (seconds a run on a CPU) or full (a minute on a GPU).")
+    ] = "small",
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the task's own.")] = None,
+    constant: Annotated[
+        bool,
+        typer.Option("--constant", help="1,500 steps at a constant learning rate: late spikes."),
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with cifar10.npz, sotu.txt, cora.npz.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, as processes.")] = 1,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="Show what --json has, and train nothing.")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Put table and verdict between the marks of this page.")
+    ] = None,
+    pack: Annotated[
+        Path | None,
+        typer.Option(help="Only write the folder for --data, from the cache (and --data)."),
+    ] = None,
 ) -> None:
-    """Time the steps of optimizers side by side: ms, memory, rates, and how far from the floor."""
+    """Time the steps of optimizers side by side, or train small tasks with each (--first-try)."""
     from rootfree_lab.bench import command
+    from rootfree_lab.bench.first_try import command as first_try_command
     from rootfree_lab.exit_codes import with_exit_codes
 
     given = command.Arguments(
@@ -107,7 +156,23 @@ def bench(
         optimizer=optimizer or [], without=without or [], reference=reference, graph=graph,
         turns=turns, seconds=seconds, device=device, json=json, chart=chart,
     )  # fmt: skip
-    raise typer.Exit(with_exit_codes(lambda: command.run(console, given)))
+    tried = first_try_command.Arguments(
+        tasks=_listed(tasks), optimizers=_listed(optimizers), assignments=assignments or [],
+        seeds=seeds, scale=scale, steps=steps, constant=constant, device=device, data=data,
+        json=json, jobs=jobs, table_only=table_only, page=page, pack=pack,
+    )  # fmt: skip
+
+    def work() -> int:
+        command.check_mode(given, tried, first_try=first_try)
+        if first_try:
+            return first_try_command.run(console, tried)
+        return command.run(console, given)
+
+    raise typer.Exit(with_exit_codes(work))
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 @app.command("bench-table")

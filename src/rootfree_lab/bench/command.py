@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rootfree_lab.bench import chart, markdown
 from rootfree_lab.bench.contenders import Contender
+from rootfree_lab.bench.first_try.command import Arguments as FirstTry
 from rootfree_lab.bench.iteration import DEFAULT as DEFAULT_OF_ITERATIONS
 from rootfree_lab.bench.iteration import measure_iterations
 from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, chosen, contenders
@@ -32,20 +33,33 @@ _TURNS = {"cuda": 20, "cpu": 5}
 class Arguments:
     """Of `rootfree bench`, as they were given."""
 
-    shapes: str | None
-    model: str | None
-    iteration: str | None
-    batch: int
-    dtype: str
-    optimizer: Sequence[str]
-    without: Sequence[str]
-    reference: str | None
-    graph: bool
-    turns: int | None
-    seconds: float
-    device: str | None
-    json: Path | None
-    chart: Path | None
+    shapes: str | None = None
+    model: str | None = None
+    iteration: str | None = None
+    batch: int = 128
+    dtype: str = "fp32"
+    optimizer: Sequence[str] = ()
+    without: Sequence[str] = ()
+    reference: str | None = None
+    graph: bool = False
+    turns: int | None = None
+    seconds: float = 20.0
+    device: str | None = None
+    json: Path | None = None
+    chart: Path | None = None
+
+
+def check_mode(given: Arguments, tried: FirstTry, *, first_try: bool) -> None:
+    """An option of the steps has no place beside --first-try, nor one of that without it."""
+    idle: Arguments | FirstTry = given if first_try else tried
+    for each in fields(idle):
+        value = getattr(idle, each.name)
+        changed = bool(value) if isinstance(value, list) else value != each.default
+        if each.name in ("device", "json") or not changed:
+            continue
+        option = "--" + {"assignments": "set"}.get(each.name, each.name).replace("_", "-")
+        beside = "has no place beside" if first_try else "needs"
+        raise ConfigError(f"{option} {beside} --first-try")
 
 
 def run(console: Console, given: Arguments) -> int:

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rootfree_lab.bench.record import Record, RecordError, StepRecord
 from rootfree_lab.bench.table import caption, cells, headings, number, remarks, title
 
-BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+
+@dataclass(frozen=True)
+class Marks:
+    """Two comments of a page; what is between them is written by a command."""
+
+    name: str
+
+    @property
+    def begin(self) -> str:
+        return f"<!-- {self.name}: begin -->"
+
+    @property
+    def end(self) -> str:
+        return f"<!-- {self.name}: end -->"
+
+
+MARKS = Marks("bench")
+BEGIN, END = MARKS.begin, MARKS.end
 EMPTY = "No measurement is committed yet."
-_BLOCK = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
 
 
 def as_markdown(records: Sequence[Record]) -> str:
@@ -25,17 +42,23 @@ def as_markdown(records: Sequence[Record]) -> str:
 
 def fill(page: Path, records: Sequence[Record]) -> str:
     """The page's text, with the records between its marks."""
+    return filled(page, as_markdown(records), MARKS)
+
+
+def filled(page: Path, content: str, marks: Marks) -> str:
+    """The page's text, with the content between its marks."""
     text = page.read_text(encoding="utf-8")
-    if len(_BLOCK.findall(text)) != 1:
-        raise RecordError(f"{page} must have one block between {BEGIN!r} and {END!r}")
-    return _BLOCK.sub(lambda _: f"{BEGIN}\n\n{as_markdown(records)}\n{END}", text)
+    block = re.compile(f"{re.escape(marks.begin)}.*?{re.escape(marks.end)}", re.DOTALL)
+    if len(block.findall(text)) != 1:
+        raise RecordError(f"{page} must have one block between {marks.begin!r} and {marks.end!r}")
+    return block.sub(lambda _: f"{marks.begin}\n\n{content}\n{marks.end}", text)
 
 
 def _one(record: Record) -> str:
     lines = [
         f"**{title(record)}**",
         "",
-        *_rows(headings(record), cells(record)),
+        *rows(headings(record), cells(record)),
         "",
         caption(record),
     ]
@@ -59,7 +82,7 @@ def _side_by_side(records: Sequence[StepRecord]) -> str:
                 row.append(f"{number(found.ms.median)} ({held})")
         body.append(tuple(row))
     head = ("ms a step (state bytes a parameter)", *[_column(r, records) for r in records])
-    return "\n".join([*_rows(head, body), ""])
+    return "\n".join([*rows(head, body), ""])
 
 
 def _column(record: StepRecord, records: Sequence[StepRecord]) -> str:
@@ -73,7 +96,9 @@ def _column(record: StepRecord, records: Sequence[StepRecord]) -> str:
     return name
 
 
-def _rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+
     def line(texts: Sequence[str]) -> str:
         return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 

@@ -34,6 +34,7 @@ Builder = Callable[..., nn.Module]
 _IMAGES: tuple[Builder, ...] = (
     small_images.small_cnn,
     small_images.small_vit,
+    timm_images.resnet18,
     timm_images.resnet34,
     timm_images.resnet50,
     timm_images.vgg16_bn,

@@ -69,6 +69,11 @@ def _resnet(model: Any, data: DatasetInfo) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
+def resnet18(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
+    """ResNet-18."""
+    return _resnet(_create("resnet18", **_common(data, drop_rate=drop_rate)), data)
+
+
 def resnet34(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
     """ResNet-34."""
     return _resnet(_create("resnet34", **_common(data, drop_rate=drop_rate)), data)

@@ -1,0 +1,152 @@
+"""What `rootfree bench --first-try` does with its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from rootfree_lab.bench.first_try import data, entrants, records, runs, suite, table, verdict
+from rootfree_lab.bench.first_try.records import Record
+from rootfree_lab.bench.first_try.training import Run
+from rootfree_lab.bench.markdown import Marks, filled
+from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.data import DataError
+from rootfree_lab.devices import choose_device
+
+MARKS = Marks("first try")
+_WIDTH = 160
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Of `rootfree bench --first-try`, as they were given."""
+
+    tasks: Sequence[str] = ()
+    optimizers: Sequence[str] = ()
+    assignments: Sequence[str] = ()
+    seeds: int = 3
+    scale: str = "small"
+    steps: int | None = None
+    constant: bool = False
+    device: str | None = None
+    data: Path | None = None
+    json: Path | None = None
+    jobs: int = 1
+    table_only: bool = False
+    page: Path | None = None
+    pack: Path | None = None
+
+
+def run(console: Console, given: Arguments) -> int:
+    """Pack the data; or train what is missing, then show the table and the verdict."""
+    if given.pack is not None:
+        for line in data.pack(given.pack, given.data):
+            typer.echo(line)
+        return 0
+    _check(given)
+    tasks = suite.chosen(given.tasks)
+    field = entrants.line_up(given.optimizers, given.assignments)
+    failed = 0
+    if given.table_only:
+        assert given.json is not None
+        found = records.read(given.json)
+    else:
+        asked = _runs(given, _with_data(tasks, given.data), _installed(field))
+        trained, failed = runs.perform(
+            asked, given.json, jobs=given.jobs, say=lambda line: typer.echo(line, err=True)
+        )
+        found = trained if given.json is None else records.read(given.json)
+    _show(console, given, [r for r in found if r.task in tasks and r.scale == given.scale])
+    return 1 if failed else 0
+
+
+def _runs(given: Arguments, tasks: Sequence[str], field: Sequence[entrants.Entrant]) -> list[Run]:
+    """Seeds outermost: a file that is cut short has something of everything."""
+    device = str(choose_device(given.device or "auto"))
+    return [
+        Run(
+            task, entrant, seed, given.scale,
+            suite.steps_of(task, given.scale, constant=given.constant, steps=given.steps),
+            given.constant, device, given.data,
+        )
+        for seed in range(given.seeds)
+        for task in tasks
+        for entrant in field
+        if suite.TASKS[task].convex or not entrant.convex_only
+    ]  # fmt: skip
+
+
+def _with_data(tasks: Sequence[str], folder: Path | None) -> list[str]:
+    """The tasks whose data is there; a line for each of the others."""
+    found = []
+    for task in tasks:
+        name = suite.TASKS[task].data
+        try:
+            if name is not None:
+                data.dataset(name, folder)
+        except DataError as error:
+            typer.echo(f"skipped {task}: {error}", err=True)
+            continue
+        found.append(task)
+    return found
+
+
+def _installed(field: Sequence[entrants.Entrant]) -> list[entrants.Entrant]:
+    missing = dict.fromkeys(e.name for e in field if not entrants.available(e.name))
+    for name in missing:
+        typer.echo(f"skipped {name}: the installed version does not have it", err=True)
+    return [entrant for entrant in field if entrant.name not in missing]
+
+
+def _show(console: Console, given: Arguments, found: Sequence[Record]) -> None:
+    """Runs with a schedule and those with a constant rate are two tables and one verdict."""
+    parts = {
+        constant: _of_steps(given, [r for r in found if r.constant == constant])
+        for constant in (False, True)
+    }
+    if not console.is_terminal:  # a file has room
+        console = Console(width=max(console.width, _WIDTH))
+    plain, constant = (table.cells(parts[each]) for each in (False, True))
+    for cells, title in ((plain, "first try"), (constant, "first try, constant learning rate")):
+        if cells:
+            console.print(table.as_table(cells, f"{title}, scale {given.scale}"))
+    bars = verdict.bars(plain, constant)
+    for bar in bars:
+        line = f"({bar.letter}) {bar.label}: {bar.verdict}"
+        detail = f" on {bar.tasks} tasks ({bar.demand}); {bar.found}" if bar.tasks else ""
+        console.print(line + detail, highlight=False, markup=False, soft_wrap=True)
+    if given.page is not None:
+        if not plain:
+            raise ConfigError("--page: there are no runs with a schedule to write")
+        pieces = (table.as_markdown(plain), table.remarks(parts[False]), verdict.as_markdown(bars))
+        text = filled(given.page, "\n".join(pieces), MARKS)
+        given.page.write_text(text, encoding="utf-8")
+
+
+def _of_steps(given: Arguments, found: Sequence[Record]) -> list[Record]:
+    """The runs with the number of steps that was asked for, by default the task's own."""
+    return [
+        r
+        for r in found
+        if r.steps == suite.steps_of(r.task, r.scale, constant=r.constant, steps=given.steps)
+    ]
+
+
+def _check(given: Arguments) -> None:
+    """Before minutes of training, not after them."""
+    if given.scale not in suite.SCALES:
+        raise unknown_name("--scale:", given.scale, suite.SCALES)
+    if given.table_only and (given.json is None or not given.json.is_file()):
+        raise ConfigError("--table-only needs --json with a file that has runs")
+    if given.json is not None and not given.json.parent.is_dir():
+        raise ConfigError(f"--json: there is no folder {str(given.json.parent)!r}")
+    if given.data is not None and not given.data.is_dir():
+        raise ConfigError(f"--data: there is no folder {str(given.data)!r}")
+    if given.page is not None:
+        if not given.page.is_file():
+            raise ConfigError(f"--page: there is no file {str(given.page)!r}")
+        filled(given.page, "", MARKS)

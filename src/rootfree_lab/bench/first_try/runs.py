@@ -1,0 +1,79 @@
+"""Many runs: those that the file has not got yet, one after the other or side by side."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import torch
+
+from rootfree_lab.bench.first_try import records
+from rootfree_lab.bench.first_try.records import Record
+from rootfree_lab.bench.first_try.training import Run, train
+
+Say = Callable[[str], None]
+
+
+def perform(
+    runs: Sequence[Run], file: Path | None, *, jobs: int, say: Say
+) -> tuple[list[Record], int]:
+    """All records that the runs ask for, in their order, and how many runs failed.
+
+    What is in the file is not run again; each new record is appended as soon as it is there.
+    """
+    known = {r.key: r for r in records.read(file)} if file is not None and file.exists() else {}
+    keys = [run.record.key for run in runs]
+    todo = [run for run, key in zip(runs, keys, strict=True) if key not in known]
+    if len(todo) < len(runs):
+        say(f"{len(runs) - len(todo)} of {len(runs)} runs are in {file} already")
+    failed = 0
+    for number, (run, result) in enumerate(_results(todo, jobs), 1):
+        what = f"[{number}/{len(todo)}] {run.task}, {run.entrant.label}, seed {run.seed}"
+        if isinstance(result, str):
+            failed += 1
+            say(f"{what}: failed, {result}")
+            continue
+        known[result.key] = result
+        if file is not None:
+            records.append(file, result)
+        say(f"{what}: {_outcome(result)}")
+    return [known[key] for key in keys if key in known], failed
+
+
+def _results(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Record | str]]:
+    if jobs == 1 or len(runs) < 2:
+        for run in runs:
+            yield run, _attempt(run)
+        return
+    # A GPU cannot be used after a fork.
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // jobs)
+    with ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)
+    ) as pool:
+        waiting = {pool.submit(_attempt, run): run for run in runs}
+        try:
+            for future in as_completed(waiting):
+                # A worker that the system killed has no result.
+                died = future.exception()
+                yield waiting[future], f"{died}" if died is not None else future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _attempt(run: Run) -> Record | str:
+    """One run that fails does not take the others with it: what went wrong, in its place."""
+    try:
+        return train(run)
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _outcome(record: Record) -> str:
+    if record.diverged:
+        return f"diverged{f' ({record.failure})' if record.failure else ''}, {record.seconds:.1f} s"
+    assert record.final_loss is not None
+    test = "" if record.test_error is None else f", test error {record.test_error:.1%}"
+    return f"loss {record.final_loss:.4g}{test}, {record.seconds:.1f} s"

@@ -1,0 +1,155 @@
+"""`rootfree bench --first-try`, end to end on a CPU with a few steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from rootfree_lab import commands
+from rootfree_lab.bench.first_try import records, runs
+from rootfree_lab.bench.first_try.command import MARKS
+
+TINY = ("--tasks", "mlp_digits,least_squares_diabetes", "--optimizers", "AdamW,IFShampoo")
+FAST = ("--device", "cpu", "--steps", "60", "--seeds", "1")
+
+
+@pytest.fixture(autouse=True)
+def console_and_cache(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(commands, "console", Console(width=250))
+    monkeypatch.setenv("ROOTFREE_CACHE", str(tmp_path / "cache"))
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(commands.app, ["bench", "--first-try", *arguments])
+
+
+def test_two_tasks_with_two_optimizers(tmp_path):
+    file = tmp_path / "runs.jsonl"
+    result = run(*TINY, *FAST, "--json", str(file))
+    assert result.exit_code == 0, result.output
+    found = {(r.task, r.label): r for r in records.read(file)}
+    assert set(found) == {
+        (task, label)
+        for task in ("mlp_digits", "least_squares_diabetes")
+        for label in ("AdamW", "IFShampoo")
+    }
+    for record in found.values():
+        assert record.batch_size == 64
+        assert record.steps == 60
+        assert not record.diverged
+        assert record.late_ratio >= 1
+        if record.task == "mlp_digits":
+            assert record.best_mean == record.final_loss < record.curve[0][1]
+        assert record.curve[-1][0] == 60
+    assert found["mlp_digits", "AdamW"].options["lr"] == 1e-3
+    assert found["mlp_digits", "AdamW"].options["weight_decay"] == 0.01  # a default of torch
+    assert found["mlp_digits", "IFShampoo"].options["companion_lr"] == 1e-3
+    assert found["mlp_digits", "AdamW"].test_error is not None
+    assert found["least_squares_diabetes", "AdamW"].test_error is None
+    assert "(b) IFShampoo" in result.output
+
+
+def test_a_run_in_the_file_is_not_repeated(tmp_path, monkeypatch):
+    file = tmp_path / "runs.jsonl"
+    arguments = ("--tasks", "mlp_digits", "--optimizers", "AdamW", *FAST, "--json", str(file))
+    assert run(*arguments).exit_code == 0
+    before = file.read_bytes()
+    file.write_bytes(before + b'{"format": "rootfree fir')  # a line that was cut short
+
+    def fail(_):
+        raise AssertionError("trained again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "train", fail)
+        result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 runs are in" in result.output
+    # Another option, and another number of steps: other runs.
+    assert run(*arguments, "--set", "AdamW.lr=3e-3").exit_code == 0
+    assert run(*arguments, "--steps", "10").exit_code == 0
+    assert [(r.label, r.steps) for r in records.read(file)] == [
+        ("AdamW", 60), ("AdamW lr=0.003", 60), ("AdamW", 10),
+    ]  # fmt: skip
+    assert file.read_bytes().startswith(before)
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_are_the_same(tmp_path):
+    files = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    for file, jobs in zip(files, "12", strict=True):
+        assert run(*TINY, *FAST, "--json", str(file), "--jobs", jobs).exit_code == 0
+    one, two = ({r.key: r.final_loss for r in records.read(file)} for file in files)
+    assert one == pytest.approx(two)
+
+
+def test_missing_data_is_said_and_skipped():
+    result = run("--tasks", "gat_cora,gpt_sotu,mlp_digits", "--optimizers", "AdamW", *FAST)
+    assert result.exit_code == 0, result.output
+    assert "skipped gat_cora: cora: it needs a folder." in result.output
+    assert "Or give --data FOLDER with cora.npz." in result.output
+    assert "skipped gpt_sotu" in result.output
+    assert "rootfree data fetch sotu" in result.output
+    assert "[1/1] mlp_digits, AdamW, seed 0: loss" in result.output
+
+
+def test_the_page_is_filled_from_the_file(tmp_path):
+    file, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
+    assert run(*TINY, *FAST, "--json", str(file)).exit_code == 0
+    page.write_text(f"before\n\n{MARKS.begin}\n{MARKS.end}\n\nafter\n")
+    arguments = ("--table-only", "--json", str(file), "--steps", "60", "--page", str(page))
+    assert run(*arguments).exit_code == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| optimizer | mlp_digits | least_squares_diabetes |" in text
+    assert "(b) `IFShampoo`" in text
+    assert run(*arguments).exit_code == 0
+    assert page.read_text() == text
+    page.write_text("no marks")
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "must have one block between" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tasks", "mlp"), "--tasks: the task 'mlp' is unknown"),
+        (("--optimizers", "IFShampo"), "did you mean 'IFShampoo'?"),
+        (("--scale", "large"), "--scale: 'large' is unknown"),
+        (("--set", "lr=1"), "--set takes OPTIMIZER.OPTION=VALUE, got 'lr=1'"),
+        (("--set", "Adam.lr=1"), "--set: the optimizer 'Adam' is unknown; did you mean 'AdamW'?"),
+        (("--set", "SGD.momentun=1"), "the option of SGD, 'momentun' is unknown; did you mean"),
+        (("--set", "SGD.companion_lr=1"), "the option of SGD, 'companion_lr' is unknown"),
+        (("--set", "IFShampoo.batch_size=1"), "option of IFShampoo, 'batch_size' is unknown"),
+        (("--set", "IFShampoo.momentum=2"), "IFShampoo momentum=2: momentum must be in"),
+        (("--set", "IFShampoo.factor_dtype=half16"), "must be the name of a torch dtype"),
+        (("--set", "SGD.lr=1", "--optimizers", "AdamW"), "which --optimizers leaves out"),
+        (("--table-only",), "--table-only needs --json"),
+        (("--json", "/nowhere/a.jsonl"), "--json: there is no folder '/nowhere'"),
+        (("--data", "/nowhere"), "--data: there is no folder '/nowhere'"),
+        (("--page", "/nowhere.md"), "--page: there is no file '/nowhere.md'"),
+        (("--shapes", "tiny"), "--shapes has no place beside --first-try"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_options_of_the_first_try_need_it():
+    result = CliRunner().invoke(commands.app, ["bench", "--tasks", "mlp_digits"])
+    assert result.exit_code == 2
+    assert "--tasks needs --first-try" in result.output
+
+
+def test_a_file_of_something_else(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"format": "rootfree bench steps 1"}) + "\n")
+    result = run("--table-only", "--json", str(file))
+    assert result.exit_code == 2
+    assert "line 1 is no record of bench --first-try" in result.output
