@@ -137,7 +137,7 @@ def _numbers(cells: Cells, label: str, task: str, cell: Cell) -> tuple[str, ...]
     return (
         NOTHING if against is None or math.isinf(against) else _times(against),
         NOTHING if cell.diverged else _loss(cell),
-        f"{cell.late_ratio:.2f}",
+        NOTHING if cell.diverged else f"{cell.late_ratio:.2f}",
         f"{cell.diverged}/{cell.runs}" if cell.diverged else "",
     )
 

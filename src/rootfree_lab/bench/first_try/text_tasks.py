@@ -24,11 +24,11 @@ def gpt_sotu(setting: Setting) -> Task:
 
 
 def lstm_sotu(setting: Setting) -> Task:
-    """Two LSTM layers of 512 units, context 128; small: of 64 units, context 32."""
-    embedding, hidden = (256, 512) if setting.full else (32, 64)
+    """Two LSTM layers of 512 units, context 128; small: one of 128 units, context 32."""
+    embedding, hidden, layers = (256, 512, 2) if setting.full else (64, 128, 1)
     data = dataset("sotu", setting.data)
     model = models.build(
-        "lstm", data, embedding=embedding, hidden=hidden, layers=2, dropout=0.0, tied=False
+        "lstm", data, embedding=embedding, hidden=hidden, layers=layers, dropout=0.0, tied=False
     )
     context, windows = (128, 64) if setting.full else (32, 32)
     return _next_byte(setting, model, context=context, windows=windows)
