@@ -30,6 +30,7 @@ BAD = {
     "factor_norm": ["nuclear", 2],
     "update_rms": [0.0, -0.2, math.nan],
     "max_update_rms": [0.0, -1.0, math.nan],
+    "max_update": [0.0, -1.0, math.nan],
     "init_scale": [0.0, -1.0, math.nan, "random"],
     "factor_dtype": [torch.int8, "bfloat16", torch.float16],
     "matmul_dtype": [torch.int8, "bfloat16"],

@@ -56,7 +56,7 @@ class Lists:
 
 def lists(
     shapes=SHAPES, *, dtype=FP32, grad=None, state=FP32, momentum=True, gamma=1.0, seed=0,
-    nesterov=False, decoupled=False,
+    nesterov=False, decoupled=False, clip=None,
 ):  # fmt: skip
     """Random ones. Squares of gradients and preconditioners are exact in fp32: k/8 and k/16."""
     ps = [normal(*s, seed=seed + i).to(dtype) for i, s in enumerate(shapes)]
@@ -70,7 +70,7 @@ def lists(
         [s.to(state) for s in ss],
         ms if momentum else [],
         counters if state == BF16 else [],
-        {"gamma": gamma, "tail": Tail(LR, 0.9, KAPPA, nesterov, decoupled)},
+        {"gamma": gamma, "tail": Tail(LR, 0.9, KAPPA, nesterov, decoupled, clip=clip)},
     )
 
 
@@ -97,7 +97,7 @@ def by_rule(update: str, x: Lists) -> None:
         with widened(x.ss, FP32, x.counters) as ss:
             accumulate_squares_(ss, gs, **squares)
         decay_(x.ps, lr=tail.lr, kappa=tail.kappa)
-        preconditioned_descent_(x.ps, ms, ss, lr=tail.lr, lam=LAM)
+        preconditioned_descent_(x.ps, ms, ss, lam=LAM, tail=tail)
 
 
 def assert_alike(got: Lists, expected: Lists) -> None:
@@ -135,7 +135,10 @@ METHODS = {
     "decoupled": ("heavy_ball", {"decoupled": True}),
     "decoupled-plain": ("heavy_ball", {"decoupled": True, "momentum": False}),
     "nesterov-decoupled": ("heavy_ball", {"nesterov": True, "decoupled": True}),
+    "clipped": ("heavy_ball", {"clip": 0.3}),
+    "clipped-plain": ("heavy_ball", {"clip": 0.3, "momentum": False}),
     "adamw": ("averaged", {}),
+    "adamw-clipped": ("averaged", {"clip": 0.3}),
 }
 
 

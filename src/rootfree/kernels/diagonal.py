@@ -30,7 +30,7 @@ class FusedDiagonal:
         #: parameters, preconditioners, momenta, counters
         self._state = AddressTable(4 * len(ps), device, beside=tables)
         self._gradients = AddressTable(len(ps), device, beside=tables)
-        self._numbers = NumberTable(6, device)
+        self._numbers = NumberTable(7, device)
         self._strides: list[tuple[int, ...]] | None = None  # None: the kernel cannot take them
         self.fits = False  # whether the last update was done
 
@@ -38,7 +38,8 @@ class FusedDiagonal:
         """Bring the hyper-parameters to the device."""
         self._gradients.stock_up()
         self._state.stock_up()
-        self._numbers.send(tail.lr, keep, gain, tail.alpha1, max(lam, TINY), tail.kappa)
+        others = (tail.alpha1, max(lam, TINY), tail.kappa, tail.clip or 1.0)
+        self._numbers.send(tail.lr, keep, gain, *others)
 
     def update_(
         self,
@@ -68,7 +69,7 @@ class FusedDiagonal:
                 self._numbers.tensor, len(ps),
                 P=kernels.dtype(ps[0]), G=kernels.dtype(gs[0]), S=kernels.dtype(ss[0]),
                 AVERAGED=averaged, MOMENTUM=bool(ms), NESTEROV=bool(ms) and tail.nesterov,
-                DECOUPLED=tail.decoupled or averaged,
+                DECOUPLED=tail.decoupled or averaged, CLIP=tail.clip is not None,
                 ALIGNED=self._state.aligned and self._gradients.aligned,
                 CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
             )  # fmt: skip

@@ -3,7 +3,7 @@
 A program updates one chunk of one parameter. `items` (two int32 each) says which parameter and
 which chunk; `state` holds the addresses of all parameters, then of all preconditioners, all momenta
 and, for bf16 state, all rounding counters; `gradients` those of the gradients. `numbers` (fp32):
-β₁, keep, gain, α₁, λ, κ.
+β₁, keep, gain, α₁, λ, κ, c.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from rootfree.kernels.triton_shared import load_pointer, store_state
 
 @triton.jit
 def _update(
-    p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa,
+    p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa, c,
     AVERAGED: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
+    CLIP: tl.constexpr,
 ):  # fmt: skip
     """s <- keep·s + gain·g², and then
 
     heavy ball:  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
     AVERAGED:    m <- α₁ m + (1-α₁) g;       p <- (1 - β₁κ) p - β₁ m/(s+λ)
+
+    CLIP: the elements of g/(s+λ), or m/(s+λ), are at most c.
     """
     p = tl.load(p_at + at, mask).to(tl.float32)
     g = tl.load(g_at + at, mask).to(tl.float32)
@@ -37,8 +40,12 @@ def _update(
         m += (1 - alpha1) * (g - m)
         store_state(m_at, at, mask, m, at, counter)
         u = m / (s + lam)
+        if CLIP:
+            u = tl.minimum(tl.maximum(u, -c), c)
     else:
         u = g / (s + lam)
+        if CLIP:
+            u = tl.minimum(tl.maximum(u, -c), c)
         if not DECOUPLED:
             u += kappa * p
         if MOMENTUM:
@@ -52,8 +59,8 @@ def _update(
 def diagonal_kernel(
     items, sizes, state, gradients, lr_at, numbers, count,
     P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, AVERAGED: tl.constexpr,
-    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr, ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr, CLIP: tl.constexpr,
+    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one parameter."""
     which = tl.load(items + 2 * tl.program_id(0))
@@ -74,12 +81,14 @@ def diagonal_kernel(
     alpha1 = tl.load(numbers + 3)
     lam = tl.load(numbers + 4)
     kappa = tl.load(numbers + 5)
+    c = tl.load(numbers + 6)
     if start + CHUNK <= size:  # without a mask four numbers are read at once
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             _update(
                 p_at, g_at, s_at, m_at, at, None, counter,
-                step, keep, gain, alpha1, lam, kappa, AVERAGED, MOMENTUM, NESTEROV, DECOUPLED,
+                step, keep, gain, alpha1, lam, kappa, c,
+                AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP,
             )  # fmt: skip
     else:
         for begin in tl.static_range(0, CHUNK, BLOCK):
@@ -87,5 +96,6 @@ def diagonal_kernel(
             mask = at < size
             _update(
                 p_at, g_at, s_at, m_at, at, mask, counter,
-                step, keep, gain, alpha1, lam, kappa, AVERAGED, MOMENTUM, NESTEROV, DECOUPLED,
+                step, keep, gain, alpha1, lam, kappa, c,
+                AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP,
             )  # fmt: skip

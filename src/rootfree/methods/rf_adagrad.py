@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import Curvature
 from rootfree.methods.diagonal import DiagonalOptimizer
 from rootfree.shell.checks import Real
-from rootfree.shell.options import HEAVY_BALL_OPTIONS
+from rootfree.shell.options import DIAGONAL_OPTIONS
 
 
 class RFAdagrad(DiagonalOptimizer):
@@ -35,7 +35,7 @@ class RFAdagrad(DiagonalOptimizer):
     """
 
     _gamma = 0.0
-    options = {**HEAVY_BALL_OPTIONS, "precond_lr": Real()}
+    options = {**DIAGONAL_OPTIONS, "precond_lr": Real()}
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class RFAdagrad(DiagonalOptimizer):
         weight_decay: float = 0.0,  # κ
         nesterov: bool = False,
         decoupled_weight_decay: bool = False,
+        max_update: float | None = None,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,

@@ -11,7 +11,7 @@ from rootfree.kernels.rounding import widened
 from rootfree.methods.diagonal import DiagonalOptimizer
 from rootfree.rules.diagonal import average_, preconditioned_descent_
 from rootfree.rules.momentum import Tail, decay_
-from rootfree.shell.checks import averaging_pair
+from rootfree.shell.checks import Optional, averaging_pair, positive
 from rootfree.shell.optimizer import Group, states
 from rootfree.shell.options import BASIC_OPTIONS
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
@@ -54,7 +54,7 @@ class RFAdamW(DiagonalOptimizer):
     """
 
     _kernel = "averaged"
-    options = {**BASIC_OPTIONS, "betas": averaging_pair}
+    options = {**BASIC_OPTIONS, "betas": averaging_pair, "max_update": Optional(positive)}
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class RFAdamW(DiagonalOptimizer):
         betas: tuple[float, float] = (0.9, 0.98),
         damping: float = 1e-3,  # λ
         weight_decay: float = 0.0,  # κ
+        max_update: float | None = None,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
@@ -88,7 +89,7 @@ class RFAdamW(DiagonalOptimizer):
             self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=1.0)
         # p <- (1 - β₁κ) p - β₁ m/(s + λ)
         decay_(ps, lr=group["lr"], kappa=group["weight_decay"])
-        preconditioned_descent_(ps, ms, ss, lr=group["lr"], lam=group["damping"])
+        preconditioned_descent_(ps, ms, ss, lam=group["damping"], tail=self._tail(group))
 
     def _rates(self, group: Group) -> dict[str, float]:
         b2 = group["betas"][1]
@@ -96,4 +97,5 @@ class RFAdamW(DiagonalOptimizer):
 
     def _tail(self, group: Group) -> Tail:
         b1 = group["betas"][0]
-        return Tail(group["lr"], b1, group["weight_decay"], nesterov=False, decoupled=True)
+        kappa, clip = group["weight_decay"], group["max_update"]
+        return Tail(group["lr"], b1, kappa, nesterov=False, decoupled=True, clip=clip)

@@ -8,7 +8,7 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import Curvature
 from rootfree.methods.diagonal import DiagonalOptimizer
-from rootfree.shell.options import HEAVY_BALL_OPTIONS
+from rootfree.shell.options import DIAGONAL_OPTIONS
 
 
 class RFRMSprop(DiagonalOptimizer):
@@ -59,7 +59,7 @@ class RFRMSprop(DiagonalOptimizer):
     """
 
     _gamma = 1.0
-    options = HEAVY_BALL_OPTIONS
+    options = DIAGONAL_OPTIONS
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class RFRMSprop(DiagonalOptimizer):
         weight_decay: float = 0.0,  # κ
         nesterov: bool = False,
         decoupled_weight_decay: bool = False,
+        max_update: float | None = None,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,

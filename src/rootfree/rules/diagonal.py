@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rootfree.rules.momentum import Tail, descend_
+from rootfree.rules.momentum import Tail, clip_, descend_, subtract_
 
 Tensors = list[Tensor]
 
@@ -44,11 +44,15 @@ def average_(ms: Tensors, gs: Tensors, *, alpha: float) -> None:
 
 
 def preconditioned_descent_(
-    ps: Tensors, ms: Tensors, ss: Tensors, *, lr: float | Tensor, lam: float
+    ps: Tensors, ms: Tensors, ss: Tensors, *, lam: float, tail: Tail
 ) -> None:
-    """p <- p - β₁ m/(s+λ).  Changes ps."""
-    denominators = torch._foreach_add(ss, max(lam, TINY))
-    if isinstance(lr, Tensor):
+    """u = m/(s+λ), each element at most c;  p <- p - β₁ u.  Changes ps."""
+    denominators, lr = torch._foreach_add(ss, max(lam, TINY)), tail.lr
+    if tail.clip is not None:
+        us = list(torch._foreach_div(ms, denominators))
+        clip_(us, c=tail.clip)
+        subtract_(ps, us, lr=lr)
+    elif isinstance(lr, Tensor):
         # Folding β₁ into the denominator keeps this at one temporary.
         torch._foreach_div_(denominators, lr.reshape(()))
         torch._foreach_addcdiv_(ps, ms, denominators, value=-1)

@@ -25,6 +25,7 @@ class Tail(NamedTuple):
     decoupled: bool
     rms: float | None = None  # r
     cap: float | None = None
+    clip: float | None = None  # c
     least: float = 1e-30  # a smaller step is not scaled up to r
 
     @property
@@ -39,16 +40,18 @@ def descend_(
 ) -> None:
     """From directions (u/over if that is given) to parameters.  Changes ps, ms, us; no ms: α₁ = 0.
 
-    u <- u·min(1, cap/rms(u))
+    u <- u·min(1, cap/rms(u));  each element at most c
     m <- α₁ m + u (+ κ p)                     the step is m; with Nesterov u (+ κ p) + α₁ m
     p <- (1 - β₁κ) p - β₁·step·(r/rms(step))  κ stands here if it is decoupled, else above
                                               a step with a smaller RMS than `least` becomes smaller
     """
-    if over is not None and (not ms or tail.nesterov):
+    if over is not None and (not ms or tail.nesterov or tail.clip is not None):
         us, over = list(torch._foreach_div(us, over)), None
     lr, coupled, steps = tail.lr, tail.coupled, us
     if tail.cap is not None:
         cap_rms_(us, cap=tail.cap)
+    if tail.clip is not None:
+        clip_(us, c=tail.clip)
     if ms:
         torch._foreach_mul_(ms, tail.alpha1)
         torch._foreach_add_(ms, us) if over is None else torch._foreach_addcdiv_(ms, us, over)
@@ -82,6 +85,12 @@ def decay_(ps: Tensors, *, lr: float | Tensor, kappa: float) -> None:
     if kappa != 0:
         factor = 1 - lr * kappa
         torch._foreach_mul_(ps, factor.reshape(()) if isinstance(factor, Tensor) else factor)
+
+
+def clip_(us: Tensors, *, c: float) -> None:
+    """u <- max(-c, min(u, c)), element by element.  Changes us."""
+    torch._foreach_clamp_max_(us, c)
+    torch._foreach_clamp_min_(us, -c)
 
 
 def cap_rms_(us: Tensors, *, cap: float) -> None:

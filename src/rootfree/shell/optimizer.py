@@ -36,7 +36,7 @@ from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
 Group = dict[str, Any]
 
 _SWITCHES = ("nesterov", "decoupled_weight_decay")
-_TAIL = ("lr", "momentum", "weight_decay", *_SWITCHES, "update_rms", "max_update_rms")
+_TAIL = ("lr", "momentum", "weight_decay", *_SWITCHES, "update_rms", "max_update_rms", "max_update")
 _BATCH_SIZE_MISSING = (
     "batch_size is not set. It is the number of loss terms that the loss averages: images of a "
     "classification batch, tokens of a language model, over all micro-batches and ranks; 1 for a "

@@ -36,6 +36,9 @@ HEAVY_BALL_OPTIONS: dict[str, Check] = {
     "decoupled_weight_decay": boolean,
 }
 
+#: Options of the diagonal methods among them.
+DIAGONAL_OPTIONS: dict[str, Check] = {**HEAVY_BALL_OPTIONS, "max_update": Optional(positive)}
+
 #: Options of the methods that work on blocks.
 BLOCK_OPTIONS: dict[str, Check] = {
     **HEAVY_BALL_OPTIONS,

@@ -150,6 +150,15 @@ def rootfree_contenders() -> list[Contender]:
             room=24.0,
         )
 
+    def whitening(name: str, T: int, **options: Any) -> Contender:
+        return Contender(
+            name,
+            one(lambda ps: rootfree.IFWhitening(ps, lr=LR, update_every=T, **options)),
+            "rootfree",
+            period=T,
+            room=24.0,
+        )
+
     half = torch.bfloat16
     return [
         diagonal("RFRMSprop", rootfree.RFRMSprop),
@@ -171,6 +180,9 @@ def rootfree_contenders() -> list[Contender]:
         Contender(
             "IFShampoo KFAC T=2", _without_model, "rootfree", period=2, on_model=_kfac, room=40.0
         ),
+        whitening("IFWhitening T=2", 2),
+        whitening("IFWhitening T=10", 10),
+        whitening("IFWhitening low memory T=2", 2, factor_dtype=half, state_dtype=half),
         Contender(
             "RFShampoo T=2",
             one(lambda ps: rootfree.RFShampoo(ps, lr=LR, batch_size=B, update_every=2)),
