@@ -15,7 +15,8 @@ class IFWhiteningOracle:
 
     E_n = partial trace of P(ggᵀ + λI)P over all axes but n / D_{-n} - I, λ = ρv
     P_n <- (I - β₂/2·Ê_n)P_n(I - β₂/2·Ê_n), Ê_n = E_n/max(1, ‖E_n‖)
-    M <- α₁M + U; the step is U + α₁M (Nesterov), scaled to RMS r; W <- (1 - β₁κ)W - β₁·step
+    M <- α₁M + U; the step is U + α₁M (Nesterov), scaled to RMS r
+    (by at most 10r); W <- (1 - β₁κ)W - β₁·step
 
     `masks`: one 0-1 matrix per axis, the entries that the structure has; None: all.
     """
@@ -53,8 +54,8 @@ class IFWhiteningOracle:
         u = apply(kron_all(self.factors), grad)
         self.m = self.alpha1 * self.m + u
         step = u + self.alpha1 * self.m if self.nesterov else self.m
-        if self.rms is not None and step.any():
-            step = step * (self.rms / np.sqrt(np.mean(step**2)))
+        if self.rms is not None:
+            step = step * (self.rms / max(np.sqrt(np.mean(step**2)), 0.1))
         self.param = (1 - self.lr * self.kappa) * self.param - self.lr * step
         self.count += 1
         return self.param

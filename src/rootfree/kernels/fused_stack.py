@@ -112,14 +112,15 @@ class FusedStack:
         tables = (self._rectangles, self._items, self._spans, self._sizes)
         self._gradients = AddressTable(len(self.ps), device, beside=tables)
         self._state = AddressTable(3 * len(self.ps), device, beside=tables)
-        self.numbers = NumberTable(10, device)
+        self.numbers = NumberTable(11, device)
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
         self._gradients.stock_up()
         self._state.stock_up()
-        cap, rms = tail.cap or 1.0, tail.rms or 1.0
-        self.numbers.send(tail.lr, tail.alpha1, tail.kappa, cap, rms, *rates, tail.least)
+        cap, rms, clip = tail.cap or 1.0, tail.rms or 1.0, tail.clip or 1.0
+        first = (tail.lr, tail.alpha1, tail.kappa, cap, rms)
+        self.numbers.send(*first, *rates, tail.least, clip)
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Fill the stack with gradients (and their sums of squares)."""
@@ -213,6 +214,7 @@ class FusedStack:
             "MOMENTUM": bool(ms),
             "NESTEROV": bool(ms) and tail.nesterov,
             "CAP": tail.cap is not None,
+            "CLIP": tail.clip is not None,
             "RMS": tail.rms is not None,
             "DECOUPLED": tail.coupled == 0,
             **_PROGRAM,
@@ -242,7 +244,7 @@ class FusedStack:
         """What directions (or, `of_step`, whole steps) are to be multiplied by."""
         kernels = triton_kernels()
         sums = torch.empty(len(self._items), dtype=torch.float64, device=scales.device)
-        done, chosen = 0, ("M", "MOMENTUM", "NESTEROV", "CAP", *_PROGRAM)
+        done, chosen = 0, ("M", "MOMENTUM", "NESTEROV", "CAP", "CLIP", *_PROGRAM)
         constants = {key: constants[key] for key in chosen}
         site = (*self._site, len(self.ps), of_step, *constants.values())
         for items, count, regular in self._launches(self._state.aligned or not of_step):

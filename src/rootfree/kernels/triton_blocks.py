@@ -5,8 +5,8 @@ says where blocks are: parameter, offset in it, distance of rows, columns, eleme
 stack, distance of rows there. `items` (four int32 each) are the programs: rectangle, first row,
 first column, and the place of its partial sum of squared gradients.
 
-`numbers` (fp32): β₁, α₁, κ, the cap, r, and in place 9 the least RMS that is scaled to r; `scales`:
-one number a parameter for the direction, then one for the step.
+`numbers` (fp32): β₁, α₁, κ, the cap, r; in places 9 and 10 the least RMS that is scaled to r, and
+c. `scales`: one number a parameter for the direction, then one for the step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rootfree.kernels.triton_shared import load_pointer, store_state
+from rootfree.kernels.triton_shared import clipped, load_pointer, store_state
 
 _MANY = tl.constexpr(2**30)
 _LARGEST = tl.constexpr(3.4028234e38)
@@ -97,7 +97,7 @@ def _finite(u):
 def squares_kernel(
     items, rectangles, state, stack, scales, numbers, sums, count, items_count,
     M: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, CAP: tl.constexpr,
-    OF_STEP: tl.constexpr, SEVERAL: tl.constexpr,
+    CLIP: tl.constexpr, OF_STEP: tl.constexpr, SEVERAL: tl.constexpr,
     ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Partial sums, one an item, of u², or OF_STEP of the squared step without a coupled decay."""
@@ -113,6 +113,8 @@ def squares_kernel(
             if OF_STEP:
                 if CAP:
                     u = u * tl.load(scales + which)
+                if CLIP:
+                    u = clipped(u, tl.load(numbers + 10))
                 if MOMENTUM:
                     alpha1 = tl.load(numbers + 1)
                     m_at = load_pointer(state, count + which, M, ALIGNED) + base
@@ -140,7 +142,8 @@ def scale_kernel(
         total += tl.sum(tl.load(sums + at, at < end, 0.0), 0)
     rms = tl.sqrt(total / tl.load(sizes + i))
     if OF_STEP:
-        scale = tl.load(numbers + 4) / tl.maximum(rms, tl.load(numbers + 9).to(tl.float64))
+        least = tl.load(numbers + 9).to(tl.float64)
+        scale = tl.load(numbers + 4) / tl.where(rms < least, least, rms)
         tl.store(scales + count + i, scale.to(tl.float32))
     else:
         cap = tl.load(numbers + 3)  # one NaN makes the whole direction NaN, as in the rule
@@ -151,7 +154,7 @@ def scale_kernel(
 def tail_kernel(
     items, rectangles, state, stack, scales, lr_at, numbers, count,
     P: tl.constexpr, M: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
-    CAP: tl.constexpr, RMS: tl.constexpr, DECOUPLED: tl.constexpr,
+    CAP: tl.constexpr, CLIP: tl.constexpr, RMS: tl.constexpr, DECOUPLED: tl.constexpr,
     ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """m <- α₁ m + u (+ κ p);  p <- (1 - β₁κ) p - β₁·step (see rules/momentum.py)."""
@@ -166,6 +169,8 @@ def tail_kernel(
     u = tl.load(stack + first + inside, mask, 0.0).to(tl.float32)
     if CAP:
         u = _finite(u) * tl.load(scales + which)
+    if CLIP:
+        u = clipped(u, tl.load(numbers + 10))
     lr = tl.load(lr_at).to(tl.float32)
     kappa = tl.load(numbers + 2)
     if DECOUPLED:

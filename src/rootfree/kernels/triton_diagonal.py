@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rootfree.kernels.triton_shared import load_pointer, store_state
+from rootfree.kernels.triton_shared import clipped, load_pointer, store_state
 
 
 @triton.jit
@@ -41,11 +41,11 @@ def _update(
         store_state(m_at, at, mask, m, at, counter)
         u = m / (s + lam)
         if CLIP:
-            u = tl.minimum(tl.maximum(u, -c), c)
+            u = clipped(u, c)
     else:
         u = g / (s + lam)
         if CLIP:
-            u = tl.minimum(tl.maximum(u, -c), c)
+            u = clipped(u, c)
         if not DECOUPLED:
             u += kappa * p
         if MOMENTUM:

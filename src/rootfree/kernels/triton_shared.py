@@ -49,6 +49,12 @@ def root_of(x):
 
 
 @triton.jit
+def clipped(u, c):
+    """Each element at most c; a NaN stays one."""
+    return tl.where(u > c, c, tl.where(u < -c, -c, u))
+
+
+@triton.jit
 def load_pointer(addresses, index, dtype: tl.constexpr, ALIGNED: tl.constexpr):
     """The pointer that an address table holds at an index."""
     pointer = tl.load(addresses + index).to(tl.pointer_type(dtype))

@@ -116,6 +116,7 @@ class IFFullAdagrad(BlockOptimizer):
         factor_norm: str | None = "spectral",
         update_rms: float | None = None,
         max_update_rms: float | None = None,
+        max_update: float | None = None,
         init_scale: float | str = 1.0,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H

@@ -125,6 +125,7 @@ class IFShampoo(BlockOptimizer):
         factor_norm: str | None = "spectral",
         update_rms: float | None = None,
         max_update_rms: float | None = 1.0,
+        max_update: float | None = None,
         init_scale: float | str = "gradient",
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H

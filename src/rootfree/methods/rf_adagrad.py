@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import Curvature
 from rootfree.methods.diagonal import DiagonalOptimizer
 from rootfree.shell.checks import Real
-from rootfree.shell.options import DIAGONAL_OPTIONS
+from rootfree.shell.options import HEAVY_BALL_OPTIONS
 
 
 class RFAdagrad(DiagonalOptimizer):
@@ -35,7 +35,7 @@ class RFAdagrad(DiagonalOptimizer):
     """
 
     _gamma = 0.0
-    options = {**DIAGONAL_OPTIONS, "precond_lr": Real()}
+    options = {**HEAVY_BALL_OPTIONS, "precond_lr": Real()}
 
     def __init__(
         self,

@@ -81,6 +81,7 @@ class RFFullAdagrad(BlockOptimizer):
         block_size: int | None = 1024,
         update_rms: float | None = None,
         max_update_rms: float | None = None,
+        max_update: float | None = None,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,

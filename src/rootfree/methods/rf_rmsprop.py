@@ -8,7 +8,7 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import Curvature
 from rootfree.methods.diagonal import DiagonalOptimizer
-from rootfree.shell.options import DIAGONAL_OPTIONS
+from rootfree.shell.options import HEAVY_BALL_OPTIONS
 
 
 class RFRMSprop(DiagonalOptimizer):
@@ -59,7 +59,7 @@ class RFRMSprop(DiagonalOptimizer):
     """
 
     _gamma = 1.0
-    options = DIAGONAL_OPTIONS
+    options = HEAVY_BALL_OPTIONS
 
     def __init__(
         self,

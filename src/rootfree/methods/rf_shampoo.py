@@ -74,6 +74,7 @@ class RFShampoo(BlockOptimizer):
         block_size: int | None = 1024,
         update_rms: float | None = None,
         max_update_rms: float | None = 1.0,
+        max_update: float | None = None,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,

@@ -34,10 +34,8 @@ HEAVY_BALL_OPTIONS: dict[str, Check] = {
     "momentum": Real(high=1.0, open_high=True),
     "nesterov": boolean,
     "decoupled_weight_decay": boolean,
+    "max_update": Optional(positive),
 }
-
-#: Options of the diagonal methods among them.
-DIAGONAL_OPTIONS: dict[str, Check] = {**HEAVY_BALL_OPTIONS, "max_update": Optional(positive)}
 
 #: Options of the methods that work on blocks.
 BLOCK_OPTIONS: dict[str, Check] = {
@@ -74,6 +72,7 @@ WHITENING_OPTIONS: dict[str, Check] = {
             "riemannian_momentum",
             "init_scale",
             "max_update_rms",
+            "max_update",
             "decoupled_weight_decay",
         )
     },
