@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from rootfree.curvature import BlockCurvature, Curvature
+from rootfree.curvature import BlockCurvature, Curvature, OuterProducts
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
+from rootfree.methods.safeguard import bounded, damping, in_unit_, safeguard_state, unit_size
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules import full_matrix as rules
 from rootfree.rules.rf_shampoo import inverse
 from rootfree.shell.block_optimizer import BlockOptimizer
-from rootfree.shell.checks import Real
+from rootfree.shell.checks import Real, boolean
 from rootfree.shell.options import BLOCK_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
 
@@ -24,17 +25,30 @@ from rootfree.shell.parameter_state import working_dtype
 def _direction(
     group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
-    S_inv, beta2, gamma = state["inverse"], group["precond_lr"], group["gamma"]
+    S_inv = state["inverse"]
     G = G.to(S_inv.dtype)
-    if H is not None and "factor" in state:
+    if not group["safeguard"]:
+        if H is not None:
+            _refresh_(group, structures, state, H)
+        return rules.apply(S_inv, G)
+    if H is not None:
+        _refresh_(group, structures, state, in_unit_(state, H, G.shape[1], S_inv.dtype))
+    G, size = unit_size(G)
+    return bounded(group, state, G, rules.apply(S_inv, G), size)
+
+
+def _refresh_(group: Group, structures: Structures, state: State, H: BlockCurvature) -> None:
+    S_inv, beta2, gamma = state["inverse"], group["precond_lr"], group["gamma"]
+    if "factor" not in state:
+        assert isinstance(H, OuterProducts)
+        g = H.vectors().to(S_inv.dtype)
+        rules.woodbury_(S_inv, g, beta2=beta2, B=H.weight, gamma=gamma)
+    else:
         # S <- (1-β₂γ)S + β₂(H + λI)
         S = state["factor"].mul_(1 - beta2 * gamma)
-        S.add_(H.dense().to(G.dtype), alpha=beta2)
-        structures[0].add_to_diagonal_(S, beta2 * max(group["damping"], LEAST_DAMPING))
+        S.add_(H.dense().to(S.dtype), alpha=beta2)
+        structures[0].add_to_diagonal_(S, beta2 * max(damping(group), LEAST_DAMPING))
         S_inv.copy_(inverse(S))
-    elif H is not None:
-        rules.woodbury_(S_inv, G, beta2=beta2, B=group["batch_size"], gamma=gamma)
-    return rules.apply(S_inv, G)
 
 
 class RFFullAdagrad(BlockOptimizer):
@@ -61,26 +75,27 @@ class RFFullAdagrad(BlockOptimizer):
         >>> optimizer.step()
     """
 
-    options = {**BLOCK_OPTIONS, "precond_lr": Real()}
+    options = {**BLOCK_OPTIONS, "precond_lr": Real(), "safeguard": boolean}
     _direction = staticmethod(_direction)
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 0.1,  # β₁
+        lr: float | Tensor = 0.06,  # β₁
         *,
         batch_size: int | None = None,  # B
-        precond_lr: float = 0.1,  # β₂
-        momentum: float = 0.0,  # α₁
+        precond_lr: float = 0.01,  # β₂
+        momentum: float = 0.95,  # α₁
         damping: float = 0.0,  # λ
         weight_decay: float = 0.0,  # κ
-        nesterov: bool = False,
+        nesterov: bool = True,
         decoupled_weight_decay: bool = False,
         gamma: float = 0.0,  # γ
         update_every: int | str = 1,  # T
         block_size: int | None = 1024,
         update_rms: float | None = None,
         max_update_rms: float | None = None,
+        safeguard: bool = True,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
@@ -103,12 +118,16 @@ class RFFullAdagrad(BlockOptimizer):
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         (dense,) = structures
         # S is kept beside its inverse, unless the inverse can be updated alone: by rank one.
-        rank_one = group["damping"] == 0 and self._curvature is None
+        rank_one = damping(group) == 0 and self._curvature is None
         names = ("inverse",) if rank_one else ("inverse", "factor")
         # Forgetting by rank one amplifies rounding: fp32 loses definiteness within 400 steps.
         forgets = rank_one and group["gamma"] > 0
         dtype = torch.float64 if forgets else working_dtype(p)
-        return {name: dense.identity(tile.blocks, dtype=dtype, device=p.device) for name in names}
+        b, device = tile.blocks, p.device
+        state = {name: dense.identity(b, dtype=dtype, device=device) for name in names}
+        if group["safeguard"]:
+            state |= safeguard_state(b, dense.d, dtype=dtype, device=device)
+        return state
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         state, found = super()._init_state(p, group), self.state.get(p) or {}
@@ -119,6 +138,6 @@ class RFFullAdagrad(BlockOptimizer):
         return state
 
     def _why_not_recordable(self) -> str | None:
-        if all(group["damping"] == 0 for group in self.param_groups):
+        if all(damping(group) == 0 for group in self.param_groups):
             return None
         return "with damping it factorises with Cholesky, which waits for the device"

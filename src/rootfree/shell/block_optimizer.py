@@ -34,7 +34,8 @@ from rootfree.shell.work import GroupMemory, Work
 # (their temporaries have up to eight bytes an element).
 REPLAYED = 0.01
 
-_FORM = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm", "init_scale")
+_FORM = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm", "init_scale",
+         "safeguard")  # fmt: skip
 _RATES = ("batch_size", "precond_lr", "damping", "gamma")
 
 
