@@ -30,7 +30,7 @@ def _direction(
         H = in_unit_(state, H, G.shape[1], torch.promote_types(G.dtype, torch.float32))
     G, size = unit_size(G)
     words = {**group, "damping": damping(group)}
-    if H is not None and _is_rank_one(words, H) and _fits_rank_one(group, state, G):
+    if H is not None and _is_rank_one(H, words) and _fits_rank_one(group, state, G):
         # The rule of `direction` in O(d²), equal up to rounding.
         g, A = H.vectors(), state["factor0"]
         norm, beta2 = group["factor_norm"], group["precond_lr"]
@@ -51,7 +51,7 @@ def _moved(
     return rules.apply(S_inv, G.to(S_inv.dtype))
 
 
-def _is_rank_one(group: Group, H: BlockCurvature) -> TypeGuard[OuterProducts]:
+def _is_rank_one(H: BlockCurvature, group: Group) -> TypeGuard[OuterProducts]:
     """Whether H + λI is B·ggᵀ."""
     return group["damping"] == 0 and isinstance(H, OuterProducts) and H.V.dim() == 2
 
@@ -69,10 +69,10 @@ def _fits_rank_one(group: Group, state: State, G: Tensor) -> bool:
 
 def _refresh_covariance_(group: Group, S_inv: Tensor, H: BlockCurvature) -> None:
     lam, gamma = group["damping"], group["gamma"]
-    kept = {"dtype": S_inv.dtype, "device": S_inv.device}
-    beta2 = torch.full((len(S_inv), 1, 1), group["precond_lr"], **kept)
-    rank_one = _is_rank_one(group, H)
-    if _is_rank_one(group, H):
+    beta2 = S_inv.new_full((len(S_inv), 1, 1), group["precond_lr"])
+    rank_one = _is_rank_one(H, group)
+    if rank_one:
+        assert isinstance(H, OuterProducts)
         g, B = rules.unit_gradient(H.vectors().to(S_inv.dtype), B=H.weight)
     else:
         dense = H.dense().to(S_inv.dtype)
@@ -105,7 +105,11 @@ class IFFullAdagrad(BlockOptimizer):
                      A <- A(I - β₂ m/max(1, ‖m‖))
 
     Both equal :class:`rootfree.RFFullAdagrad` to first order in β₂, and both stay positive definite
-    without an inverse or a root. The covariance form costs O(d²) when damping is 0.
+    without an inverse or a root. With γ = 0 and no damping a step costs O(d²) in both forms: at
+    d = 1,024 on a CPU the factor form takes a sixth of RFFullAdagrad's time.
+
+    Defaults and ``safeguard`` are those of RFFullAdagrad, and so are the losses they reach.
+    ``init_scale`` needs ``safeguard=False``.
 
     The arguments are those of :class:`rootfree.RFFullAdagrad` and :class:`rootfree.IFShampoo`, and
     two more:
@@ -119,7 +123,7 @@ class IFFullAdagrad(BlockOptimizer):
     Example:
         >>> import torch, rootfree
         >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = rootfree.IFFullAdagrad(model.parameters(), lr=0.1, batch_size=32)
+        >>> optimizer = rootfree.IFFullAdagrad(model.parameters(), batch_size=32)
         >>> x, y = torch.randn(32, 4), torch.randn(32, 1)
         >>> torch.nn.functional.mse_loss(model(x), y).backward()
         >>> optimizer.step()
@@ -196,7 +200,5 @@ class IFFullAdagrad(BlockOptimizer):
             ("safeguard=True", values["safeguard"]),
         ):
             if starts_at_one and values["init_scale"] != 1.0:
-                raise ValueError(
-                    f"init_scale must be 1.0 with {why}, got {values['init_scale']!r}"
-                )
+                raise ValueError(f"init_scale must be 1.0 with {why}, got {values['init_scale']!r}")
         return values

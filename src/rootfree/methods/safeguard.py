@@ -10,7 +10,7 @@ back where gradients stay large. That needs some care with the first steps:
   Until then S starts anew from I, and steps have no momentum: they grow from small ones.
 - Gradients whose square is more than four times that of the first end this early: the steps have
   become too large for the problem, and s goes back by 64.
-- H is limited to 10⁵ s, and the direction U to β₂B/s·gᵀU <= 1, which the exact rule of S⁻¹ has
+- H is limited to 1,000 s, and the direction U to β₂B/s·gᵀU <= 1, which the exact rule of S⁻¹ has
   anyway: one outlier neither moves parameters far nor stops their direction for good.
 - With γ > 0 the damping is λ + γ: without gradients S goes back to I, not to zero.
 """
@@ -27,7 +27,7 @@ from rootfree.kernels.plan import Group, State
 from rootfree.structures import per_block
 
 GROWTH, TOO_LARGE, BACK = 2.0, 4.0, 64.0  # of squares
-LARGEST = 1e5  # tr H/s
+LARGEST = 1e3  # tr H/s
 
 
 def damping(group: Group) -> float:
@@ -65,10 +65,9 @@ def in_unit_(state: State, H: BlockCurvature, d: int, dtype: torch.dtype) -> Blo
     growing &= ~(large | (changes & (unit >= first)))
     for name, tensor in state.items():
         if name.startswith(("factor", "inverse", "tangent")):
-            start = torch.zeros_like(tensor)
-            if not name.startswith("tangent"):
-                start.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # K, S and S⁻¹ alike
-            tensor.copy_(torch.where(per_block(changes, tensor), start, tensor))
+            tensor.masked_fill_(per_block(changes, tensor), 0.0)
+            if not name.startswith("tangent"):  # K, S and S⁻¹ alike
+                tensor.diagonal(dim1=-2, dim2=-1).add_(changes.to(tensor.dtype)[:, None])
     scale = torch.where(unit > 0, 1 / unit, 0.0).minimum(math.sqrt(LARGEST) / root)
     return H.for_operands(dtype, torch.where(counts, scale, 0.0).to(dtype))
 
@@ -92,6 +91,6 @@ def bounded(group: Group, state: State, G: Tensor, U: Tensor, size: Tensor) -> T
     trusted = group["precond_lr"] * group["batch_size"] * slope / unit.square()
     factor = torch.where(unit > 0, wide / trusted.clamp(min=1.0), 0.0)
     U = U * factor.to(U.dtype)[:, None]
-    direction = U - group["momentum"] * previous
+    direction: Tensor = U - group["momentum"] * previous
     previous.copy_(torch.where(growing[:, None], U, 0.0))
     return direction

@@ -34,9 +34,7 @@ def woodbury_(S_inv: Tensor, g: Tensor, *, beta2: float, B: int, gamma: float) -
     limit_(S_inv)
 
 
-def if_factor_rank_one_(
-    A: Tensor, g: Tensor, *, beta2: float, B: int, norm: str | None
-) -> None:
+def if_factor_rank_one_(A: Tensor, g: Tensor, *, beta2: float, B: int, norm: str | None) -> None:
     """Rule 5 with γ = λ = 0 for H = B·ggᵀ in O(d²), S⁻¹ = AAᵀ.  Changes A.
 
     With w = Aᵀg the tangent vector m = ½B·wwᵀ has one norm, ‖m‖ = ½B·wᵀw:

@@ -94,7 +94,10 @@ _paper: dict[str, Any] = {**_whole, "factor_norm": "frobenius", "init_scale": 1.
 
 RF_RMSPROP = Method("RF-RMSProp", rootfree.RFRMSprop, (VECTOR,), _diagonal_start)
 RF_FULL = Method(
-    "RF full matrix", partial(rootfree.RFFullAdagrad, **_whole, **_bare), (VECTOR, MATRIX), _matrix_start
+    "RF full matrix",
+    partial(rootfree.RFFullAdagrad, **_whole, **_bare),
+    (VECTOR, MATRIX),
+    _matrix_start,
 )
 IF_COVARIANCE = Method(
     "IF full matrix, covariance form",
