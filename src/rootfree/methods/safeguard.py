@@ -8,8 +8,8 @@ back where gradients stay large. That needs some care with the first steps:
 
 - s starts at 1, the paper's unit, and doubles with every refresh until it is tr H of the first one.
   Until then S starts anew from I, and steps have no momentum: they grow from small ones.
-- Gradients whose square is more than four times that of the first end this early: the steps have
-  become too large for the problem, and s goes back by 64.
+- A gradient four times as long as the first ends this early: the steps have become too large for
+  the problem, and s goes back by 256.
 - H is limited to 1,000 s, and the direction U to β₂B/s·gᵀU <= 1, which the exact rule of S⁻¹ has
   anyway: one outlier neither moves parameters far nor stops their direction for good.
 - With γ > 0 the damping is λ + γ: without gradients S goes back to I, not to zero.
@@ -26,7 +26,7 @@ from rootfree.curvature import BlockCurvature
 from rootfree.kernels.plan import Group, State
 from rootfree.structures import per_block
 
-GROWTH, TOO_LARGE, BACK = 2.0, 4.0, 64.0  # of squares
+GROWTH, TOO_LARGE, BACK = 2.0, 16.0, 256.0  # of squares; noise is within a factor of 16
 LARGEST = 1e3  # tr H/s
 
 
