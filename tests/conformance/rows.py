@@ -52,14 +52,14 @@ ROWS = [
     Row("RFAdagrad", rootfree.RFAdagrad, {"lr": 0.5, "precond_lr": 0.05}),
     Row("RFAdamW", rootfree.RFAdamW, {"lr": 0.05, "weight_decay": 1e-3}),
     Row("RFAdamW-bf16", rootfree.RFAdamW, {"lr": 0.05, "state_dtype": torch.bfloat16}),
-    Row("RFFullAdagrad", rootfree.RFFullAdagrad, {"block_size": 64}),
+    Row("RFFullAdagrad", rootfree.RFFullAdagrad, {"lr": 0.06, "block_size": 64}),
     Row("RFFullAdagrad-paper", rootfree.RFFullAdagrad, {"lr": 1.0, "block_size": 64, **BARE}),
     Row(
         "RFFullRMSprop",
         rootfree.RFFullAdagrad,
         {"lr": 0.3, "gamma": 1.0, "damping": 0.01, **BARE},
     ),
-    Row("IFFullAdagrad", rootfree.IFFullAdagrad, {"block_size": 48}),
+    Row("IFFullAdagrad", rootfree.IFFullAdagrad, {"lr": 0.06, "block_size": 48}),
     Row("IFFullAdagrad-paper", rootfree.IFFullAdagrad, {"lr": 0.5, "block_size": 48, **BARE}),
     Row(
         "IFFullAdagrad-covariance",

@@ -26,6 +26,7 @@ def _direction(
 ) -> Tensor:
     if not group["safeguard"]:
         return _moved(group, structures, state, G, H)
+    refresh = H is not None
     if H is not None:
         H = in_unit_(state, H, G.shape[1], torch.promote_types(G.dtype, torch.float32))
     G, size = unit_size(G)
@@ -36,7 +37,8 @@ def _direction(
         norm, beta2 = group["factor_norm"], group["precond_lr"]
         rules.if_factor_rank_one_(A, g, beta2=beta2, B=H.weight, norm=norm)
         H = None
-    return bounded(group, state, G, _moved(words, structures, state, G, H), size)
+    U = _moved(words, structures, state, G, H)
+    return bounded(group, state, G, U, size, refresh=refresh)
 
 
 def _moved(

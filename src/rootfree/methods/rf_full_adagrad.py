@@ -35,7 +35,7 @@ def _direction(
     if H is not None:
         _refresh_(group, structures, state, in_unit_(state, H, G.shape[1], S_inv.dtype))
     G, size = unit_size(G)
-    return bounded(group, state, G, rules.apply(S_inv, G), size)
+    return bounded(group, state, G, rules.apply(S_inv, G), size, refresh=H is not None)
 
 
 def _refresh_(group: Group, structures: Structures, state: State, H: BlockCurvature) -> None:
@@ -166,6 +166,8 @@ class RFFullAdagrad(BlockOptimizer):
         return state
 
     def _why_not_recordable(self) -> str | None:
-        if not any(key.endswith(".factor") for row in self.state.values() for key in row):
+        damped = any(damping(group) > 0 for group in self.param_groups)
+        kept = (key for row in self.state.values() for key in row)
+        if not damped and not any(key.endswith(".factor") for key in kept):
             return None
         return "with damping it factorises with Cholesky, which waits for the device"

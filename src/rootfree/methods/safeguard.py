@@ -38,7 +38,7 @@ def damping(group: Group) -> float:
 
 def safeguard_state(blocks: int, d: int, *, dtype: torch.dtype, device: torch.device) -> State:
     """√s (0: no gradient yet), the first √tr H, whether s still grows, the last step meanwhile."""
-    zero = torch.zeros(blocks, dtype=torch.float64, device=device)  # fp32 has not the range
+    zero = torch.zeros(blocks, dtype=dtype, device=device)  # roots: fp32 has the range for them
     return {
         "unit": zero,
         "first": zero.clone(),
@@ -52,17 +52,19 @@ def in_unit_(state: State, H: BlockCurvature, d: int, dtype: torch.dtype) -> Blo
 
     A block whose curvature was always zero waits; one that is not finite is not counted.
     """
-    unit, first, growing = state["unit"], state["first"], state["growing"]
+    unit, first, growing = state["unit"].double(), state["first"].double(), state["growing"]
     root = H.root_mean_diagonal((d,)).double() * math.sqrt(d)
     counts = (root > 0) & root.isfinite()
     fresh = counts & (unit == 0)
-    first.copy_(torch.where(fresh, root, first))
+    first = torch.where(fresh, root, first)
     large = growing & counts & (root > math.sqrt(TOO_LARGE) * first)
     moved = torch.where(large, unit / math.sqrt(BACK), unit * math.sqrt(GROWTH))
     moved = torch.where(fresh, 1.0, moved).minimum(first)
     changes = growing & counts
-    unit.copy_(torch.where(changes, moved, unit))
+    unit = torch.where(changes, moved, unit)
     growing &= ~(large | (changes & (unit >= first)))
+    state["unit"].copy_(unit)
+    state["first"].copy_(first)
     for name, tensor in state.items():
         if name.startswith(("factor", "inverse", "tangent")):
             tensor.masked_fill_(per_block(changes, tensor), 0.0)
@@ -79,12 +81,15 @@ def unit_size(G: Tensor) -> tuple[Tensor, Tensor]:
     return G / size.to(G.dtype)[:, None], size
 
 
-def bounded(group: Group, state: State, G: Tensor, U: Tensor, size: Tensor) -> Tensor:
+def bounded(
+    group: Group, state: State, G: Tensor, U: Tensor, size: Tensor, *, refresh: bool
+) -> Tensor:
     """The direction of a gradient size·G with U = S⁻¹G: limited, and without momentum at first.
 
-    Steps Δ without momentum take directions Δ - α₁·(the last Δ).  Changes state["previous"].
+    Steps Δ without momentum take directions Δ - α₁·(the last Δ). Between refreshes, which alone may
+    change state, the Δ of the last one stands for it.  Changes state["previous"].
     """
-    unit, growing, previous = state["unit"], state["growing"], state["previous"]
+    unit, growing, previous = state["unit"].double(), state["growing"], state["previous"]
     wide = size.double()
     U = U.to(previous.dtype)
     slope = (G * U).sum(1).double() * wide.square()
@@ -92,5 +97,6 @@ def bounded(group: Group, state: State, G: Tensor, U: Tensor, size: Tensor) -> T
     factor = torch.where(unit > 0, wide / trusted.clamp(min=1.0), 0.0)
     U = U * factor.to(U.dtype)[:, None]
     direction: Tensor = U - group["momentum"] * previous
-    previous.copy_(torch.where(growing[:, None], U, 0.0))
+    if refresh:
+        previous.copy_(torch.where(growing[:, None], U, 0.0))
     return direction
