@@ -65,6 +65,7 @@ def _fits_rank_one(group: Group, state: State, G: Tensor) -> bool:
         and group["gamma"] == 0
         and "tangent0" not in state
         and state["factor0"].dtype == G.dtype
+        and G.dtype in (torch.float32, torch.float64)
         and group["matmul_dtype"] in (None, G.dtype)
     )
 
@@ -186,7 +187,8 @@ class IFFullAdagrad(BlockOptimizer):
         return state
 
     def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
-        if group["form"] == "covariance":
+        rank_one = group["safeguard"] and damping(group) == 0 and group["matmul_dtype"] is None
+        if group["form"] == "covariance" or rank_one:  # products of O(d²) alone
             return working_dtype(p)
         return product_dtype(p, structures, group)
 
