@@ -115,13 +115,14 @@ class IFFullAdagrad(BlockOptimizer):
     ``init_scale`` needs ``safeguard=False``.
 
     The arguments are those of :class:`rootfree.RFFullAdagrad` and :class:`rootfree.IFShampoo`, and
-    two more:
+    these:
 
     Args:
         form: "factor" or "covariance".
         factor_norm: what bounds the step of the preconditioner. In the covariance form any value
             but None divides β₂ by max(1, ½ tr(S⁻¹H)), an upper bound of the spectral norm: without
             it a gradient with β₂B·gᵀS⁻¹g > 2 makes S⁻¹ grow instead of shrink.
+        safeguard: as in RFFullAdagrad; False is the paper's rule.
 
     Example:
         >>> import torch, rootfree

@@ -76,7 +76,11 @@ class RFFullAdagrad(BlockOptimizer):
     blocks of that many elements. The arguments are those of :class:`rootfree.RFShampoo`;
     ``precond_lr`` may be any non-negative number when γ = 0.
 
-    With ``safeguard`` (the default) the curvature is measured in a unit s that the first steps
+    Args:
+        safeguard: measure the curvature in a unit of its own and guard the first steps; False is
+            the paper's rule.
+
+    With ``safeguard`` the curvature is measured in a unit s that the first steps
     find, H/s, and γ is added to the damping, so that S rests at I and not at zero.
     The method then begins as gradient descent with step size ``lr``, and S holds back the
     directions whose gradients stay large. It works for any scale of the targets, and outliers do
