@@ -63,21 +63,24 @@ DIAGONAL = {
     "RFAdagrad": (rootfree.RFAdagrad, {"momentum": 0.9}, (0.1, 0.3, 1.0, 3.0)),
 }
 
+#: The full-matrix rules of the paper: networks are not what the safeguard is for.
+BARE = {"momentum": 0.9, "nesterov": False, "precond_lr": 0.1, "safeguard": False}
+
 # method, diagonal counterpart, options, step size for the perceptron and for the convolutions
 MATRIX = {
     "RFShampoo": (rootfree.RFShampoo, "RFRMSprop", {}, (0.03, 0.01)),
     "IFShampoo": (rootfree.IFShampoo, "RFRMSprop", {}, (0.01, 0.01)),
-    "RFFullAdagrad": (rootfree.RFFullAdagrad, "RFAdagrad", {"momentum": 0.9}, (4.0, 1.0)),
+    "RFFullAdagrad": (rootfree.RFFullAdagrad, "RFAdagrad", BARE, (4.0, 1.0)),
     "IFFullAdagrad": (
         rootfree.IFFullAdagrad,
         "RFAdagrad",
-        {"momentum": 0.9, "block_size": 256},
+        {**BARE, "block_size": 256},
         (2.0, 0.3),
     ),
     "IFFullAdagrad-covariance": (
         rootfree.IFFullAdagrad,
         "RFAdagrad",
-        {"momentum": 0.9, "block_size": 256, "form": "covariance", "precond_lr": 0.05},
+        {**BARE, "block_size": 256, "form": "covariance", "precond_lr": 0.05},
         (2.0, 0.3),
     ),
 }

@@ -41,6 +41,9 @@ PAPER = {
     "max_update_rms": None,
 }
 
+#: The full-matrix rules of the paper.
+BARE = {"momentum": 0.0, "nesterov": False, "precond_lr": 0.1, "safeguard": False}
+
 ROWS = [
     Row("RFRMSprop", rootfree.RFRMSprop, {"lr": 0.01, "weight_decay": 1e-4}),
     Row("RFRMSprop-plain", rootfree.RFRMSprop, {"lr": 0.05, "momentum": 0.0}),
@@ -53,13 +56,19 @@ ROWS = [
     Row("RFAdagrad", rootfree.RFAdagrad, {"lr": 0.5, "precond_lr": 0.05}),
     Row("RFAdamW", rootfree.RFAdamW, {"lr": 0.05, "weight_decay": 1e-3}),
     Row("RFAdamW-bf16", rootfree.RFAdamW, {"lr": 0.05, "state_dtype": torch.bfloat16}),
-    Row("RFFullAdagrad", rootfree.RFFullAdagrad, {"lr": 1.0, "block_size": 64}),
-    Row("RFFullRMSprop", rootfree.RFFullAdagrad, {"lr": 0.3, "gamma": 1.0, "damping": 0.01}),
-    Row("IFFullAdagrad", rootfree.IFFullAdagrad, {"lr": 0.5, "block_size": 48}),
+    Row("RFFullAdagrad", rootfree.RFFullAdagrad, {"lr": 0.06, "block_size": 64}),
+    Row("RFFullAdagrad-paper", rootfree.RFFullAdagrad, {"lr": 1.0, "block_size": 64, **BARE}),
+    Row(
+        "RFFullRMSprop",
+        rootfree.RFFullAdagrad,
+        {"lr": 0.3, "gamma": 1.0, "damping": 0.01, **BARE},
+    ),
+    Row("IFFullAdagrad", rootfree.IFFullAdagrad, {"lr": 0.06, "block_size": 48}),
+    Row("IFFullAdagrad-paper", rootfree.IFFullAdagrad, {"lr": 0.5, "block_size": 48, **BARE}),
     Row(
         "IFFullAdagrad-covariance",
         rootfree.IFFullAdagrad,
-        {"lr": 0.5, "form": "covariance", "momentum": 0.5},
+        {"lr": 0.5, "form": "covariance", **BARE, "momentum": 0.5},
     ),
     Row("RFShampoo", rootfree.RFShampoo, {"lr": 0.01, "block_size": 32}),
     Row("IFShampoo", rootfree.IFShampoo, {"lr": 0.006, "block_size": 24, "weight_decay": 1e-4}),

@@ -22,6 +22,7 @@ BAD = {
     "damping": [-1e-8, math.nan, math.inf, None],
     "weight_decay": [-1e-8, math.nan, "0"],
     "nesterov": [1, 0, "yes", None],
+    "safeguard": [1, 0, "yes", None],
     "decoupled_weight_decay": [1, 0.0, "no", None],
     "gamma": [-0.1, 1.1, math.nan],
     "update_every": [0, -1, 1.5, True, None, "rarely", "math:no_such_function", "logarithmic:0"],

@@ -42,15 +42,16 @@ _MATRIX: Options = {
     "max_update_rms": None,
 }
 _FACTORS: Options = {"riemannian_momentum": 0.5, "factor_norm": "frobenius", "init_scale": 0.8}
+_FULL: Options = {**_MATRIX, "nesterov": False}
 
 #: settings in which no term of the update vanishes
 BALANCED: dict[str, Options] = {
     "RFRMSprop": {**_DIAGONAL, "precond_lr": 0.1, "momentum": 0.8},
     "RFAdagrad": {**_DIAGONAL, "precond_lr": 0.1, "momentum": 0.8},
     "RFAdamW": {**_DIAGONAL, "betas": (0.8, 0.9)},
-    "RFFullAdagrad": _MATRIX,
-    "IFFullAdagrad-covariance": {**_MATRIX, "factor_norm": "frobenius"},
-    "IFFullAdagrad-factor": {**_MATRIX, **_FACTORS},
+    "RFFullAdagrad": _FULL,
+    "IFFullAdagrad-covariance": {**_FULL, "factor_norm": "frobenius"},
+    "IFFullAdagrad-factor": {**_FULL, **_FACTORS},
     "RFShampoo": _MATRIX,
     "IFShampoo": {**_MATRIX, **_FACTORS, "structure": "dense"},
 }

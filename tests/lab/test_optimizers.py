@@ -21,7 +21,12 @@ OPTIONS = {
     "RMSprop": {"lr": 1e-3},
     "Shampoo": {"lr": 1e-3},
     "RFAdagrad-zero-init": {"lr": 1e-3, "damping": 1e-2},
-    "RFFullAdagrad-zero-init": {"damping": 1e-2},
+    "RFFullAdagrad-zero-init": {
+        "lr": 0.1,
+        "precond_lr": 0.1,
+        "momentum": 0.0,
+        "damping": 1e-2,
+    },
 }
 
 

@@ -107,6 +107,9 @@ DIAGONAL = [
     ),
 ]
 
+#: The full-matrix rules of the paper.
+BARE = {"precond_lr": 0.1, "momentum": 0.0, "nesterov": False, "safeguard": False}
+
 FULL = [
     *[
         Case(
@@ -114,6 +117,7 @@ FULL = [
             optimizer,
             shapes,
             {
+                **BARE,
                 "lr": 0.2,
                 "batch_size": B,
                 "gamma": float(gamma),
@@ -141,6 +145,7 @@ FULL = [
         "IFFullAdagrad",
         PLAIN,
         {
+            **BARE,
             "lr": 0.5,
             "batch_size": B,
             "gamma": 1.0,
@@ -156,7 +161,14 @@ FULL = [
         "IFFullAdagrad covariance unbounded",
         "IFFullAdagrad",
         {"A": (5, 6), "v": (7,)},
-        {"lr": 0.1, "batch_size": 2, "form": "covariance", "factor_norm": None, "precond_lr": 0.02},
+        {
+            **BARE,
+            "lr": 0.1,
+            "batch_size": 2,
+            "form": "covariance",
+            "factor_norm": None,
+            "precond_lr": 0.02,
+        },
     ),
     *[
         Case(
@@ -164,6 +176,7 @@ FULL = [
             optimizer,
             PLAIN if joint == () else PAIRS,
             {
+                **BARE,
                 "lr": 0.1,
                 "batch_size": B,
                 "gamma": gamma,

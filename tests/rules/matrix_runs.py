@@ -107,12 +107,15 @@ def _full(optimizer: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
 
 #: name -> (optimizer, oracle)
 METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "RFFullAdagrad": (_full(rootfree.RFFullAdagrad), rf_full),
+    "RFFullAdagrad": (_full(rootfree.RFFullAdagrad, safeguard=False), rf_full),
     "IFFullAdagrad-covariance": (
-        _full(rootfree.IFFullAdagrad, form="covariance"),
+        _full(rootfree.IFFullAdagrad, form="covariance", safeguard=False),
         if_covariance,
     ),
-    "IFFullAdagrad-factor": (_full(rootfree.IFFullAdagrad, form="factor"), if_factor),
+    "IFFullAdagrad-factor": (
+        _full(rootfree.IFFullAdagrad, form="factor", safeguard=False),
+        if_factor,
+    ),
     "RFShampoo": (_full(rootfree.RFShampoo), rf_shampoo),
     "IFShampoo": (_full(rootfree.IFShampoo), if_shampoo),
 }

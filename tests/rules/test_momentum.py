@@ -83,12 +83,13 @@ STILL: dict[str, Any] = {
     "max_update_rms": 0.5,
     "update_every": 1000,
 }
+BARE: dict[str, Any] = {**STILL, "nesterov": False, "safeguard": False}
 METHODS = {
-    "RFFullAdagrad": lambda ps: rootfree.RFFullAdagrad(ps, **STILL),
+    "RFFullAdagrad": lambda ps: rootfree.RFFullAdagrad(ps, **BARE),
     "RFShampoo": lambda ps: rootfree.RFShampoo(ps, **STILL),
     "IFShampoo": lambda ps: rootfree.IFShampoo(ps, init_scale=1.0, **STILL),
-    "IFFullAdagrad": lambda ps: rootfree.IFFullAdagrad(ps, **STILL),
-    "IFFullAdagrad-covariance": lambda ps: rootfree.IFFullAdagrad(ps, form="covariance", **STILL),
+    "IFFullAdagrad": lambda ps: rootfree.IFFullAdagrad(ps, **BARE),
+    "IFFullAdagrad-covariance": lambda ps: rootfree.IFFullAdagrad(ps, form="covariance", **BARE),
 }
 
 

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 import rootfree
 
 D = 6
+#: The full-matrix rules of the paper.
+BARE = {"momentum": 0.0, "nesterov": False, "safeguard": False}
 METHODS: dict[str, Callable[..., Any]] = {
-    "RFFullAdagrad": rootfree.RFFullAdagrad,
-    "IFFullAdagrad-factor": lambda ps, **o: rootfree.IFFullAdagrad(ps, form="factor", **o),
-    "IFFullAdagrad-covariance": lambda ps, **o: rootfree.IFFullAdagrad(ps, form="covariance", **o),
+    "RFFullAdagrad": lambda ps, **o: rootfree.RFFullAdagrad(ps, **{**BARE, **o}),
+    "IFFullAdagrad-factor": lambda ps, **o: rootfree.IFFullAdagrad(ps, **{**BARE, **o}),
+    "IFFullAdagrad-covariance": lambda ps, **o: rootfree.IFFullAdagrad(
+        ps, form="covariance", **{**BARE, **o}
+    ),
     "RFShampoo": lambda ps, **o: rootfree.RFShampoo(ps, update_every=1, **o),
     "IFShampoo": lambda ps, **o: rootfree.IFShampoo(ps, update_every=1, structure="dense", **o),
 }
@@ -62,11 +66,10 @@ def test_what_gets_no_gradient_grows_within_bounds(method, dead):
 def test_the_covariance_form_survives_a_huge_gradient_after_tiny_ones(precond_lr, damping):
     """S⁻¹ has grown for 400 steps, then the curvature is 10²⁶ times what it was."""
     p = nn.Parameter(torch.zeros(D))
-    optimizer = rootfree.IFFullAdagrad(
+    optimizer = METHODS["IFFullAdagrad-covariance"](
         [p],
         lr=1e-3,
         batch_size=32,
-        form="covariance",
         gamma=1.0,
         precond_lr=precond_lr,
         damping=damping,
@@ -126,7 +129,7 @@ def test_float64_shows_what_float32_should_be(method):
 def test_as_many_elements_as_the_window_has_steps():
     """γ = 1 and β₂ = 0.1: (1 - β₂)^128 is 1e-6; in fp64 the parameter stays below 1e-3."""
     p = nn.Parameter(torch.zeros(128))
-    optimizer = rootfree.RFFullAdagrad([p], lr=1e-3, batch_size=32, gamma=1.0, precond_lr=0.1)
+    optimizer = METHODS["RFFullAdagrad"]([p], lr=1e-3, batch_size=32, gamma=1.0, precond_lr=0.1)
     draw = gradients(0, 128)
     for _ in range(400):
         p.grad = draw()
@@ -135,3 +138,19 @@ def test_as_many_elements_as_the_window_has_steps():
     assert p.abs().max() < 1e-2  # found: 9e7
     root = S_inv.diagonal().sqrt()
     assert torch.linalg.eigvalsh(S_inv / root[:, None] / root)[0] > -1e-5
+
+
+@pytest.mark.parametrize("precond_lr", [0.5, 0.9])
+def test_more_elements_than_float64_remembers(precond_lr):
+    """γ = 1, λ = 0: (1 - β₂)^64 is below 1e-19, and S singular up to rounding."""
+    p = nn.Parameter(torch.zeros(64))
+    optimizer = METHODS["RFFullAdagrad"](
+        [p], lr=1e-3, batch_size=32, gamma=1.0, damping=0.0, precond_lr=precond_lr
+    )
+    draw = gradients(0, 64)
+    for _ in range(200):
+        p.grad = draw()
+        optimizer.step()
+        (S_inv,) = optimizer.state[p]["block0.inverse"]
+        root = S_inv.diagonal().sqrt()
+        assert torch.linalg.eigvalsh(S_inv / root[:, None] / root)[0] > 0

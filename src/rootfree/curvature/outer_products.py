@@ -67,10 +67,10 @@ class OuterProducts:
 
     def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
         """For every axis n: weight/D₋ₙ·Σᵢ Vᵢ₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]Vᵢ₍ₙ₎ᵀ, dense (b, d_n, d_n)."""
-        return _contracted(self._scaled_V(), inverses, weight=self.weight)
+        return _contracted(self.vectors(), inverses, weight=self.weight)
 
     def dense(self) -> Tensor:
-        V = self._scaled_V()
+        V = self.vectors()
         if V.dim() == 2:
             return self.weight * V.unsqueeze(2) * V.unsqueeze(1)
         return V @ V.mT if self.weight == 1 else V @ V.mT * self.weight
@@ -94,7 +94,8 @@ class OuterProducts:
         scale = self.scale[rows] if isinstance(self.scale, Tensor) else self.scale
         return replace(self, V=self.V[rows], scale=scale)
 
-    def _scaled_V(self) -> Tensor:
+    def vectors(self) -> Tensor:
+        """V with its scale."""
         if isinstance(self.scale, Tensor):
             return self.V * per_block(self.scale, self.V)
         return self.V if self.scale == 1.0 else self.V * self.scale

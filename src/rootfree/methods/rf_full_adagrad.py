@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from rootfree.curvature import BlockCurvature, Curvature
+from rootfree.curvature import BlockCurvature, Curvature, OuterProducts
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
+from rootfree.methods.safeguard import bounded, damping, in_unit_, safeguard_state, unit_size
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules import full_matrix as rules
 from rootfree.rules.rf_shampoo import inverse
 from rootfree.shell.block_optimizer import BlockOptimizer
-from rootfree.shell.checks import Real
+from rootfree.shell.checks import Real, boolean
 from rootfree.shell.options import BLOCK_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
 
@@ -24,17 +26,41 @@ from rootfree.shell.parameter_state import working_dtype
 def _direction(
     group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
-    S_inv, beta2, gamma = state["inverse"], group["precond_lr"], group["gamma"]
+    S_inv = state["inverse"]
     G = G.to(S_inv.dtype)
-    if H is not None and "factor" in state:
+    if not group["safeguard"]:
+        if H is not None:
+            _refresh_(group, structures, state, H)
+        return rules.apply(S_inv, G)
+    if H is not None:
+        _refresh_(group, structures, state, in_unit_(state, H, G.shape[1], S_inv.dtype))
+    G, size = unit_size(G)
+    return bounded(group, state, G, rules.apply(S_inv, G), size, refresh=H is not None)
+
+
+def _refresh_(group: Group, structures: Structures, state: State, H: BlockCurvature) -> None:
+    S_inv, beta2, gamma = state["inverse"], group["precond_lr"], group["gamma"]
+    if "factor" not in state:
+        assert isinstance(H, OuterProducts)
+        g = H.vectors().to(S_inv.dtype)
+        rules.woodbury_(S_inv, g, beta2=beta2, B=H.weight, gamma=gamma)
+    else:
         # S <- (1-β₂γ)S + β₂(H + λI)
         S = state["factor"].mul_(1 - beta2 * gamma)
-        S.add_(H.dense().to(G.dtype), alpha=beta2)
-        structures[0].add_to_diagonal_(S, beta2 * max(group["damping"], LEAST_DAMPING))
+        S.add_(H.dense().to(S.dtype), alpha=beta2)
+        structures[0].add_to_diagonal_(S, beta2 * max(damping(group), LEAST_DAMPING))
+        if _outlives_precision(group, structures[0].d):
+            S = S + 1e-8 * torch.diag_embed(S.diagonal(dim1=-2, dim2=-1))
         S_inv.copy_(inverse(S))
-    elif H is not None:
-        rules.woodbury_(S_inv, G, beta2=beta2, B=group["batch_size"], gamma=gamma)
-    return rules.apply(S_inv, G)
+
+
+def _outlives_precision(group: Group, d: int) -> bool:
+    """Whether S, undamped, forgets before d gradients have come in: (1-β₂γ)^d is below 1e-13.
+
+    Then S is singular up to rounding, even in float64.
+    """
+    kept = 1 - group["precond_lr"] * group["gamma"]
+    return bool(damping(group) == 0 and d * math.log(kept) < -30)
 
 
 class RFFullAdagrad(BlockOptimizer):
@@ -44,37 +70,57 @@ class RFFullAdagrad(BlockOptimizer):
 
         S <- (1 - β₂γ)S + β₂(H + λI), H = B·ggᵀ;   U = S⁻¹g;   m <- α₁ m + U + κ p;   p <- p - β₁ m
 
-    The inverse is exact: by the rank-one formula on S⁻¹, in O(d²), when damping is 0 (and H the
-    default), and by Cholesky, in O(d³), otherwise. A parameter with d elements has a d×d
+    The inverse is exact: by the rank-one formula on S⁻¹, in O(d²), when γ and damping are 0 (and H
+    the default), and by Cholesky, in O(d³), otherwise. A parameter with d elements has a d×d
     preconditioner: for convex problems and small models; ``block_size`` cuts longer parameters into
     blocks of that many elements. The arguments are those of :class:`rootfree.RFShampoo`;
     ``precond_lr`` may be any non-negative number when γ = 0.
 
-    The defaults suit convex problems; they were not tuned on networks.
+    Args:
+        safeguard: measure the curvature in a unit of its own and guard the first steps; False is
+            the paper's rule.
+
+    With ``safeguard`` the curvature is measured in a unit s that the first steps
+    find, H/s, and γ is added to the damping, so that S rests at I and not at zero.
+    The method then begins as gradient descent with step size ``lr``, and S holds back the
+    directions whose gradients stay large. It works for any scale of the targets, and outliers do
+    not stop it. Without it S grows with B times the *mean* gradient squared until nothing moves.
+    The paper's rule is ``safeguard=False``; use ``lr=0.1, precond_lr=0.1, momentum=0.0,
+    nesterov=False`` with it, the earlier defaults.
+
+    The defaults were chosen on convex problems: logistic regression (breast cancer, digits), least
+    squares (diabetes; standardised, raw features, raw targets) and synthetic ones with condition
+    numbers of 10 to 10⁶, with batches of 32 to all data and 300 to 1,000 steps (2,000 in one). With
+    γ = 0 and γ = 1 they end at or below SGD (lr 0.1, momentum 0.9), or at most 0.3 % above it with
+    some seeds; 2 % on diabetes with features of 0.05 and targets of 150. Losses of SGD, of the
+    paper's rule with the earlier defaults, and of these: breast cancer, B = 128, 0.052, 0.62,
+    0.051; diabetes with raw targets, B = 64, 4,000, 29,100, 3,150; with raw features diverged,
+    0.92, 0.57. Where curvatures reach 10⁶ a run may still end above its start: standardise the
+    features, or lower ``lr``. The defaults were not tuned on networks.
 
     Example:
         >>> import torch, rootfree
         >>> model = torch.nn.Linear(4, 1)
-        >>> optimizer = rootfree.RFFullAdagrad(model.parameters(), lr=0.1, batch_size=32)
+        >>> optimizer = rootfree.RFFullAdagrad(model.parameters(), batch_size=32)
         >>> x, y = torch.randn(32, 4), torch.randn(32, 1)
         >>> torch.nn.functional.mse_loss(model(x), y).backward()
         >>> optimizer.step()
     """
 
-    options = {**BLOCK_OPTIONS, "precond_lr": Real()}
+    options = {**BLOCK_OPTIONS, "precond_lr": Real(), "safeguard": boolean}
     _direction = staticmethod(_direction)
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 0.1,  # β₁
+        lr: float | Tensor = 0.06,  # β₁
         *,
         batch_size: int | None = None,  # B
-        precond_lr: float = 0.1,  # β₂
-        momentum: float = 0.0,  # α₁
+        precond_lr: float = 0.01,  # β₂
+        momentum: float = 0.95,  # α₁
         damping: float = 0.0,  # λ
         weight_decay: float = 0.0,  # κ
-        nesterov: bool = False,
+        nesterov: bool = True,
         decoupled_weight_decay: bool = False,
         gamma: float = 0.0,  # γ
         update_every: int | str = 1,  # T
@@ -82,6 +128,7 @@ class RFFullAdagrad(BlockOptimizer):
         update_rms: float | None = None,
         max_update_rms: float | None = None,
         max_update: float | None = None,
+        safeguard: bool = True,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
@@ -104,12 +151,17 @@ class RFFullAdagrad(BlockOptimizer):
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         (dense,) = structures
         # S is kept beside its inverse, unless the inverse can be updated alone: by rank one.
-        rank_one = group["damping"] == 0 and self._curvature is None
+        singular = _outlives_precision(group, dense.d)
+        rank_one = damping(group) == 0 and self._curvature is None and not singular
         names = ("inverse",) if rank_one else ("inverse", "factor")
         # Forgetting by rank one amplifies rounding: fp32 loses definiteness within 400 steps.
-        forgets = rank_one and group["gamma"] > 0
+        forgets = singular or (rank_one and group["gamma"] > 0)
         dtype = torch.float64 if forgets else working_dtype(p)
-        return {name: dense.identity(tile.blocks, dtype=dtype, device=p.device) for name in names}
+        b, device = tile.blocks, p.device
+        state = {name: dense.identity(b, dtype=dtype, device=device) for name in names}
+        if group["safeguard"]:
+            state |= safeguard_state(b, dense.d, dtype=dtype, device=device)
+        return state
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         state, found = super()._init_state(p, group), self.state.get(p) or {}
@@ -120,6 +172,8 @@ class RFFullAdagrad(BlockOptimizer):
         return state
 
     def _why_not_recordable(self) -> str | None:
-        if all(group.get("damping", 0) == 0 for group in self.param_groups):
+        damped = any(damping(group) > 0 for group in self.param_groups if self._of(group) is self)
+        kept = (key for row in self.state.values() for key in row)
+        if not damped and not any(key.endswith(".factor") for key in kept):
             return None
         return "with damping it factorises with Cholesky, which waits for the device"

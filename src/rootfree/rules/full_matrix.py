@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rootfree.structures.base import SLACK
+
 # With γ > 0 and λ = 0 the inverse would grow for ever in a direction that gets no gradient. It
 # stops here, where products with it are still far from the end of fp32.
 LARGEST_INVERSE = 1e15
@@ -30,6 +32,18 @@ def woodbury_(S_inv: Tensor, g: Tensor, *, beta2: float, B: int, gamma: float) -
     torch.maximum(diagonal, least, out=diagonal)
     _symmetrise_(S_inv)
     limit_(S_inv)
+
+
+def if_factor_rank_one_(A: Tensor, g: Tensor, *, beta2: float, B: int, norm: str | None) -> None:
+    """Rule 5 with γ = λ = 0 for H = B·ggᵀ in O(d²), S⁻¹ = AAᵀ.  Changes A.
+
+    With w = Aᵀg the tangent vector m = ½B·wwᵀ has one norm, ‖m‖ = ½B·wᵀw:
+      A <- A(I - β₂m/max(1, ‖m‖)) = A - ½β₂B/max(1, ‖m‖)·(Aw)wᵀ
+    """
+    w = apply(A.mT, g)
+    m = B / 2 * w.square().sum(-1)
+    size = {None: torch.ones_like(m), "frobenius": m, "spectral": m * SLACK}[norm].clamp(min=1.0)
+    A.baddbmm_((apply(A, w) * (-beta2 * B / 2 / size)[:, None]).unsqueeze(-1), w.unsqueeze(-2))
 
 
 def if_covariance_rank_one_(

@@ -35,7 +35,8 @@ from rootfree.shell.work import GroupMemory, Work
 # (their temporaries have up to eight bytes an element).
 REPLAYED = 0.01
 
-_FORM = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm", "init_scale")
+_FACTORS = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm")
+_FORM = (*_FACTORS, "init_scale", "safeguard")
 _RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum")
 
 

@@ -38,6 +38,8 @@ def zero_initialised(method: type[RootFreeOptimizer]) -> type[RootFreeOptimizer]
 
     class ZeroInit(method):  # type: ignore[misc, valid-type]
         def add_param_group(self, param_group: dict[str, Any]) -> None:
+            if "safeguard" in self.options:  # it starts from one, whatever is there
+                param_group = {**param_group, "safeguard": False}
             super().add_param_group(param_group)
             group = self.param_groups[-1]
             for p in group["params"] if group.get("companion") is None else ():

@@ -89,21 +89,25 @@ def _factors_start(As: Sequence[Tensor]) -> State:
 
 
 _whole: dict[str, Any] = {"block_size": None, "update_every": 1, "max_update_rms": None}
+_bare: dict[str, Any] = {"safeguard": False, "momentum": 0.0, "nesterov": False, "precond_lr": 0.1}
 _paper: dict[str, Any] = {**_whole, "factor_norm": "frobenius", "init_scale": 1.0}
 
 RF_RMSPROP = Method("RF-RMSProp", rootfree.RFRMSprop, (VECTOR,), _diagonal_start)
 RF_FULL = Method(
-    "RF full matrix", partial(rootfree.RFFullAdagrad, **_whole), (VECTOR, MATRIX), _matrix_start
+    "RF full matrix",
+    partial(rootfree.RFFullAdagrad, **_whole, **_bare),
+    (VECTOR, MATRIX),
+    _matrix_start,
 )
 IF_COVARIANCE = Method(
     "IF full matrix, covariance form",
-    partial(rootfree.IFFullAdagrad, form="covariance", **_paper),
+    partial(rootfree.IFFullAdagrad, form="covariance", **_paper, **_bare),
     (VECTOR, MATRIX),
     _matrix_start,
 )
 IF_FACTOR = Method(
     "IF full matrix, factor form",
-    partial(rootfree.IFFullAdagrad, form="factor", **_paper),
+    partial(rootfree.IFFullAdagrad, form="factor", **_paper, **_bare),
     (VECTOR, MATRIX),
     _factors_start,
 )
