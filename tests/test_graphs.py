@@ -163,7 +163,7 @@ def test_with_kernels_numbers_are_no_part_of_a_recording(make, options, name):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("nesterov", True), ("update_rms", 0.2), ("max_update_rms", None)],
+    [("nesterov", False), ("max_update", 0.1), ("update_rms", 0.2), ("max_update_rms", None)],
 )
 def test_what_a_graph_does_is_part_of_its_kind(name, value):
     optimizer = stepped(rootfree.IFShampoo, fused=True, **BF16_PRODUCTS)

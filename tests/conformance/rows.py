@@ -39,6 +39,8 @@ PAPER = {
     "factor_norm": "frobenius",
     "init_scale": 1.0,
     "max_update_rms": None,
+    "nesterov": False,
+    "decoupled_weight_decay": False,
 }
 
 #: The full-matrix rules of the paper.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,12 @@ def _adamw(start: Array, options: Options) -> RFAdamWOracle:
 #: name -> (optimizer, oracle)
 ALL_METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     **METHODS,
-    "RFRMSprop": (rootfree.RFRMSprop, lambda start, options: RFRMSPropOracle(start, **options)),
+    "RFRMSprop": (
+        partial(rootfree.RFRMSprop, max_update=None),
+        lambda start, options: RFRMSPropOracle(start, **options),
+    ),
     "RFAdagrad": (rootfree.RFAdagrad, lambda start, options: RFAdaGradOracle(start, **options)),
-    "RFAdamW": (rootfree.RFAdamW, _adamw),
+    "RFAdamW": (partial(rootfree.RFAdamW, max_update=None), _adamw),
 }
 
 _DIAGONAL: Options = {"lr": 0.05, "batch_size": 10, "damping": 0.3, "weight_decay": 0.1}

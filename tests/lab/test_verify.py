@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import rootfree
 from rootfree.curvature import OuterProducts
-from rootfree.methods import diagonal, inverse_free
+from rootfree.methods import diagonal, if_whitening, inverse_free
 from rootfree.rules import full_matrix as full_matrix_rules
 from rootfree.rules import rf_shampoo
 from rootfree.structures import Dense
@@ -176,6 +176,26 @@ covariance_off = wrapped(full_matrix_rules, "if_covariance_rank_one_", batch_siz
 # B enters the optimizer's rank-one path with the gradient's unit, which has no B of its own.
 unit_off = wrapped(full_matrix_rules, "unit_gradient", batch_size_off)
 
+
+def nothing(call: Callable[..., Any], *args: Any) -> None:
+    """No balance."""
+
+
+def diagonal_alone(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return [E.diagonal(dim1=1, dim2=2).diag_embed() for E in call(*args, **kwargs)]
+
+
+def unlimited(call: Callable[..., Any], lam: Any, *args: Any) -> Any:
+    return lam
+
+
+scaled_by_two = wrapped(
+    inverse_free, "balance_", lambda call, Ks, means: (call(Ks, means), [K.mul_(1.01) for K in Ks])
+)
+half_of_the_errors = wrapped(
+    if_whitening, "errors", lambda call, *args, **kwargs: [E / 2 for E in call(*args, **kwargs)]
+)
+
 PERTURBATIONS: dict[str, list[Perturbation]] = {
     "fisher-joint": [contracted_off],
     "fisher-monte-carlo": [contracted_off, biased_labels],
@@ -215,6 +235,12 @@ PERTURBATIONS: dict[str, list[Perturbation]] = {
     "batched-blocks": [wrapped(inverse_free, "_norm", norm_of_the_stack)],
     "bf16-frobenius": [wrapped(inverse_free, "move_factors_", rounded_to_bf16)],
     "bf16-spectral": [wrapped(inverse_free, "move_factors_", rounded_to_bf16)],
+    "balance": [wrapped(inverse_free, "balance_", nothing), scaled_by_two],
+    "whitening-scale": [wrapped(if_whitening, "errors", damped)],
+    "whitening-orthogonal": [wrapped(if_whitening, "errors", diagonal_alone)],
+    "whitening-fixed-point": [wrapped(if_whitening, "errors", damped)],
+    "whitening-first-order": [half_of_the_errors],
+    "whitening-positive-definite": [wrapped(if_whitening, "limited", unlimited)],
 }
 
 

@@ -106,8 +106,18 @@ def _laid_out(case: Case, values: Tensor) -> Tensor:
     return values.contiguous(memory_format=torch.channels_last) if four else values
 
 
+_SHAMPOO = {"nesterov": False, "decoupled_weight_decay": False, "max_update_rms": 1.0}
+#: Defaults from when the trajectories were recorded that are others now.
+DEFAULTS_THEN: dict[str, dict[str, Any]] = {
+    "RFRMSprop": {"max_update": None},
+    "RFAdamW": {"max_update": None},
+    "RFShampoo": {"lr": 1e-3, **_SHAMPOO},
+    "IFShampoo": {"lr": 1e-3, **_SHAMPOO},
+}
+
+
 def _optimizer(case: Case, params: Mapping[str, Tensor]) -> rootfree.RootFreeOptimizer:
-    options = dict(case.options)
+    options = {**DEFAULTS_THEN.get(case.optimizer, {}), **case.options}
     if case.tensor_lr:
         options["lr"] = torch.tensor(options["lr"], dtype=torch.float64)
     if case.curvature:

@@ -105,6 +105,9 @@ def _full(optimizer: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
     return lambda ps, **options: optimizer(ps, **{"block_size": None, **fixed, **options})
 
 
+#: The tail of the paper, which the oracles have by default.
+PLAIN: Options = {"nesterov": False, "decoupled_weight_decay": False}
+
 #: name -> (optimizer, oracle)
 METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "RFFullAdagrad": (_full(rootfree.RFFullAdagrad, safeguard=False), rf_full),
@@ -116,8 +119,8 @@ METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         _full(rootfree.IFFullAdagrad, form="factor", safeguard=False),
         if_factor,
     ),
-    "RFShampoo": (_full(rootfree.RFShampoo), rf_shampoo),
-    "IFShampoo": (_full(rootfree.IFShampoo), if_shampoo),
+    "RFShampoo": (_full(rootfree.RFShampoo, **PLAIN), rf_shampoo),
+    "IFShampoo": (_full(rootfree.IFShampoo, **PLAIN), if_shampoo),
 }
 
 

@@ -32,9 +32,9 @@ class Method:
     oracle: Callable[..., Any]
 
     def optimizer_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        options = {"max_update": None, **options}
         if self.optimizer is not rootfree.RFAdamW:
             return options
-        options = dict(options)
         betas = (options.pop("momentum"), 1 - options.pop("precond_lr"))
         return {**options, "betas": betas}
 
@@ -217,3 +217,36 @@ def test_momentum_is_turned_on_and_off_between_steps(name, schedule):
             p.grad = torch.tensor(gradient)
             optimizer.step()
             np.testing.assert_allclose(p.detach().numpy(), oracle.step(gradient), rtol=AGREES)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("name", ["RFRMSprop", "RFAdamW"])
+def test_no_element_of_the_direction_is_above_its_limit(name, nesterov):
+    """Against the equations written out, with directions above and below the limit."""
+    rng = np.random.default_rng(0)
+    c, lr, B, lam, beta2, alpha1 = 0.3, 0.1, 4, 0.05, 0.1, 0.8
+    start = rng.normal(size=5)
+    words = {"lr": lr, "batch_size": B, "damping": lam, "max_update": c}
+    p, w, s, m = nn.Parameter(torch.tensor(start)), start.copy(), np.ones(5), np.zeros(5)
+    if name == "RFAdamW":
+        optimizer = rootfree.RFAdamW([p], betas=(alpha1, 1 - beta2), **words)
+    else:
+        words |= {"precond_lr": beta2, "momentum": alpha1, "nesterov": nesterov}
+        optimizer = rootfree.RFRMSprop([p], **words)
+    limited = 0
+    for _ in range(20):
+        g = 0.5 * rng.normal(size=5)
+        p.grad = torch.tensor(g)
+        optimizer.step()
+        s = (1 - beta2) * s + beta2 * B * g**2
+        if name == "RFAdamW":
+            m = alpha1 * m + (1 - alpha1) * g
+            step = np.clip(m / (s + lam), -c, c)
+        else:
+            u = np.clip(g / (s + lam), -c, c)
+            m = alpha1 * m + u
+            step = u + alpha1 * m if nesterov else m
+        limited += int((np.abs(g / (s + lam)) > c).sum())
+        w = w - lr * step
+    assert 10 < limited < 90
+    np.testing.assert_allclose(p.detach().numpy(), w, rtol=AGREES)

@@ -38,7 +38,8 @@ OPTIMIZERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 @pytest.fixture(params=OPTIMIZERS)
 def make(request) -> Callable[..., Any]:
     optimizer, options = OPTIMIZERS[request.param]
-    return lambda ps, **given: optimizer(ps, **{"weight_decay": 0.02, **options, **given})
+    plain = {"weight_decay": 0.02, "max_update": None}
+    return lambda ps, **given: optimizer(ps, **{**plain, **options, **given})
 
 
 def tensor(seed: int, *shape: int) -> Tensor:
@@ -159,7 +160,7 @@ def test_worked_example_without_the_root(method):
     """The paper's appendix: ½a² from a₀ = 2 and, in b = a/2, from b₀ = 1; s = g², step size one."""
 
     def optimizer(ps: list[nn.Parameter]) -> torch.optim.Optimizer:
-        common: dict[str, Any] = {"lr": 1.0, "batch_size": 1, "damping": 0.0}
+        common: dict[str, Any] = {"lr": 1.0, "batch_size": 1, "damping": 0.0, "max_update": None}
         if method == "RFAdamW":
             return rootfree.RFAdamW(ps, betas=(0.0, 0.0), **common)
         made = getattr(rootfree, method)(ps, precond_lr=1.0, momentum=0.0, **common)

@@ -119,6 +119,8 @@ def test_one_factor_is_the_factor_form_of_the_full_matrix(factor_norm, init_scal
         "gamma": 0.7,
         "riemannian_momentum": 0.5,
         "momentum": 0.9,
+        "nesterov": False,
+        "decoupled_weight_decay": False,
         "weight_decay": 0.1,
         "factor_norm": factor_norm,
         "init_scale": init_scale,

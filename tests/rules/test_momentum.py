@@ -81,9 +81,10 @@ STILL: dict[str, Any] = {
     "precond_lr": 0.0,
     "momentum": 0.9,
     "max_update_rms": 0.5,
+    "nesterov": False,
     "update_every": 1000,
 }
-BARE: dict[str, Any] = {**STILL, "nesterov": False, "safeguard": False}
+BARE: dict[str, Any] = {**STILL, "safeguard": False}
 METHODS = {
     "RFFullAdagrad": lambda ps: rootfree.RFFullAdagrad(ps, **BARE),
     "RFShampoo": lambda ps: rootfree.RFShampoo(ps, **STILL),

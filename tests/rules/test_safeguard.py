@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import rootfree
 from rootfree.curvature import OuterProducts
 from rootfree.rules.full_matrix import if_factor_rank_one_
-from rootfree.rules.if_shampoo import move_factors_, tangents
+from rootfree.rules.if_shampoo import mean_squares, move_factors_, tangents
 from rootfree.structures import frobenius_norm, make_structure
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -126,9 +126,9 @@ def test_the_factor_form_of_rank_one_is_the_general_one(d, size, beta2, norm, se
     g = size * torch.tensor(rng.normal(size=(2, d)))
     structures = (make_structure("dense", d),)
     general, one = A.clone(), A.clone()
-    hs = tangents(
-        [A], [1.0], OuterProducts(g, weight=7), structures, lam=0.0, gamma=0.0, wide=A.dtype
-    )
+    means = mean_squares([A], [1.0], structures, wide=A.dtype)
+    H = OuterProducts(g, weight=7)
+    hs = tangents([A], [1.0], means, H, structures, lam=0.0, gamma=0.0)
     norms = {
         None: lambda n, m: m.new_ones(len(m)),
         "frobenius": lambda n, m: frobenius_norm(structures[n], m),

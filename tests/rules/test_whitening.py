@@ -51,7 +51,8 @@ def whitening_of(state) -> list[torch.Tensor]:
     ids=str,
 )
 def test_equals_the_oracle(shape, changes):
-    words = {"lr": 0.1, "precond_lr": 0.5, "factor_norm": "frobenius", "update_every": 1, **changes}
+    words = {"lr": 0.1, "precond_lr": 0.5, "weight_decay": 0.0, "factor_norm": "frobenius"}
+    words |= {"update_every": 1, **changes}
     oracle = IFWhiteningOracle(np.ones(shape), **words)
     grads = gradients(shape, 25, scale=0.01)
     grads[3][...] = 0.0  # nothing to learn from
@@ -67,7 +68,8 @@ def test_structures_are_projections(structure):
     names = structure if isinstance(structure, tuple) else (structure,) * 2
     d = {"diagonal": np.eye(4), "dense": np.ones((4, 4))}
     d["block_diagonal:2"] = np.kron(np.eye(2), np.ones((2, 2)))
-    words = {"lr": 0.1, "precond_lr": 0.5, "factor_norm": "frobenius", "update_every": 1}
+    words = {"lr": 0.1, "precond_lr": 0.5, "weight_decay": 0.0, "factor_norm": "frobenius"}
+    words |= {"update_every": 1}
     oracle = IFWhiteningOracle(np.ones((4, 4)), **words, masks=[d[name] for name in names])
     grads = gradients((4, 4), 10)
     p, _ = trained((4, 4), grads, structure=structure, **words)

@@ -68,6 +68,9 @@ class IFShampoo(BlockOptimizer):
         update_rms: None (the paper's step), or r: the direction after momentum is rescaled to RMS r
             per parameter. With 0.2, learning rate and weight decay tuned for AdamW can be kept.
         max_update_rms: cap on the direction's RMS per parameter, before momentum; None: no cap.
+            The RMS of a step is at most β₁·cap/(1 - α₁): with the defaults 0.002, twice what AdamW
+            does at a learning rate of 0.001.
+        max_update: limit on each element of the direction, before momentum; None: no limit.
         init_scale: Kₙ starts at this multiple of I; "gradient": at (tr H/D)^{-1/(2N)}·I, D the
             number of elements, from the first curvature that is not zero; for the default curvature
             that is (B·mean(G²))^{-1/(2N)}·I.
@@ -83,8 +86,9 @@ class IFShampoo(BlockOptimizer):
         capturable: as in :class:`rootfree.RFRMSprop`.
 
     With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
-    init_scale=1.0, max_update_rms=None`` this is the paper's method, on every parameter. For low
-    memory take ``factor_dtype=torch.bfloat16, state_dtype=torch.bfloat16``.
+    init_scale=1.0, max_update_rms=None, nesterov=False, decoupled_weight_decay=False`` this is the
+    paper's method, on every parameter. For low memory take ``factor_dtype=torch.bfloat16,
+    state_dtype=torch.bfloat16``.
 
     The page *Choosing an optimizer* says how the defaults were chosen, and what else was tried.
 
@@ -106,7 +110,7 @@ class IFShampoo(BlockOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,  # β₁
+        lr: float | Tensor = 1e-2,  # β₁
         *,
         batch_size: int | None = None,  # B
         precond_lr: float = 0.1,  # β₂
@@ -114,8 +118,8 @@ class IFShampoo(BlockOptimizer):
         riemannian_momentum: float = 0.0,  # α₂
         damping: float = 1e-4,  # λ
         weight_decay: float = 0.0,  # κ
-        nesterov: bool = False,
-        decoupled_weight_decay: bool = False,
+        nesterov: bool = True,
+        decoupled_weight_decay: bool = True,
         gamma: float = 1.0,  # γ
         update_every: int | str = 2,  # T
         structure: Any = "auto",
@@ -124,7 +128,7 @@ class IFShampoo(BlockOptimizer):
         matmul_dtype: torch.dtype | None = None,
         factor_norm: str | None = "spectral",
         update_rms: float | None = None,
-        max_update_rms: float | None = 1.0,
+        max_update_rms: float | None = 0.02,
         max_update: float | None = None,
         init_scale: float | str = "gradient",
         state_dtype: torch.dtype | None = None,

@@ -140,7 +140,7 @@ class IFWhitening(BlockOptimizer):
         >>> torch.nn.functional.mse_loss(model(x), y).backward()
         >>> optimizer.step()
         >>> print(optimizer.summary().splitlines()[1])
-        0          3x4    dense 3 x dense 4          165
+        0          3x4    dense 3 x dense 4          161
     """
 
     options = WHITENING_OPTIONS
@@ -150,12 +150,12 @@ class IFWhitening(BlockOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 3e-3,  # β₁
+        lr: float | Tensor = 4e-3,  # β₁
         *,
         precond_lr: float = 0.5,  # β₂
         momentum: float = 0.9,  # α₁
         nesterov: bool = True,
-        weight_decay: float = 0.0,  # κ
+        weight_decay: float = 0.01,  # κ
         damping: float = 1e-4,  # ρ
         update_every: int | str = 2,  # T
         structure: Any = "auto",

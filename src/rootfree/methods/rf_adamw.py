@@ -37,12 +37,14 @@ class RFAdamW(DiagonalOptimizer):
         betas: (b₁, b₂), how much of the averages of the gradient and of its square is kept.
         damping: λ, added to the curvature.
         weight_decay: κ, decoupled: multiplied by the step size and the parameter only.
+        max_update: c, a limit on each element of m/(B v + λ): no element of p moves by more than
+            β₁c in a step. None: no limit.
         state_dtype: dtype of s and m, as in :class:`rootfree.RFRMSprop`.
         curvature: where H comes from, as in :class:`rootfree.RFRMSprop`.
         fused: as in :class:`rootfree.RFRMSprop`.
         capturable: as in :class:`rootfree.RFRMSprop`.
 
-    The defaults were chosen like those of :class:`rootfree.RFRMSprop` (37.8 % and 1.61 there).
+    The defaults were chosen like those of :class:`rootfree.RFRMSprop`.
 
     Example:
         >>> import torch, rootfree
@@ -65,7 +67,7 @@ class RFAdamW(DiagonalOptimizer):
         betas: tuple[float, float] = (0.9, 0.98),
         damping: float = 1e-3,  # λ
         weight_decay: float = 0.0,  # κ
-        max_update: float | None = None,
+        max_update: float | None = 0.03,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,

@@ -60,20 +60,20 @@ class RFShampoo(BlockOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 1e-3,  # β₁
+        lr: float | Tensor = 1e-2,  # β₁
         *,
         batch_size: int | None = None,  # B
         precond_lr: float = 0.1,  # β₂
         momentum: float = 0.9,  # α₁
         damping: float = 1e-4,  # λ
         weight_decay: float = 0.0,  # κ
-        nesterov: bool = False,
-        decoupled_weight_decay: bool = False,
+        nesterov: bool = True,
+        decoupled_weight_decay: bool = True,
         gamma: float = 1.0,  # γ
         update_every: int | str = 2,  # T
         block_size: int | None = 1024,
         update_rms: float | None = None,
-        max_update_rms: float | None = 1.0,
+        max_update_rms: float | None = 0.02,
         max_update: float | None = None,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H

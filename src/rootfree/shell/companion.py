@@ -37,9 +37,9 @@ class AdamW:
         "eps": Real(),
         "weight_decay": Real(),
     }
-    #: Those of torch.optim.AdamW, so that a group means the same here and there; lr and
-    #: weight_decay are the optimizer's, as in every group that has none of its own.
-    defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.999), "eps": 1e-8}
+    #: Those of torch.optim.AdamW, so that a group means the same here and there, whatever step size
+    #: the matrices have; weight_decay is the optimizer's, unless the group has its own.
+    defaults: ClassVar[Mapping[str, Any]] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
         return {name: check(name, group[name]) for name, check in self.options.items()}

@@ -149,7 +149,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         name, has_companions = type(self).__name__, self._has_companions
         check_companion(param_group, self.options, method=name, taken=has_companions)
         method = self._of(param_group)
-        defaults = {**AdamW.defaults, **self.defaults}
+        defaults = {**self.defaults, **({} if method is self else AdamW.defaults)}
         group = {k: v for k, v in defaults.items() if k in method.options or k == "method"}
         group |= {**param_group, "params": as_list(param_group["params"])}
         known = {id(p) for group in self.param_groups for p in group["params"]}

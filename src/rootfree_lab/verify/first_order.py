@@ -68,7 +68,7 @@ def same_to_first_order(generator: torch.Generator, *, method: Method, exact: Me
         As = [mixing(generator, d, d) for d in method.axes(shape)]
         gradients = [normal(generator, *shape) / 4 for _ in range(STEPS)]
         curves.append(partial(difference, As, gradients, gamma, lam))
-    return _slope_two(curves)
+    return slope_two(curves)
 
 
 def truncation(generator: torch.Generator) -> Measured:
@@ -86,7 +86,7 @@ def truncation(generator: torch.Generator) -> Measured:
     for method, shape in ((IF_FACTOR, VECTOR), (IF_SHAMPOO, VECTOR), (IF_SHAMPOO, MATRIX)):
         As = [mixing(generator, d, d) for d in method.axes(shape)]
         curves.append(partial(difference, method, As, normal(generator, *shape) / 4))
-    return _slope_two(curves)
+    return slope_two(curves)
 
 
 def tangents(Ks: list[Tensor], G: Tensor) -> list[Tensor]:
@@ -101,7 +101,7 @@ def tangents(Ks: list[Tensor], G: Tensor) -> list[Tensor]:
     return [h_C, h_K][: len(Ks)]
 
 
-def _slope_two(curves: Sequence[Callable[[float], float]]) -> Measured:
+def slope_two(curves: Sequence[Callable[[float], float]]) -> Measured:
     """Fit every curve over β₂ and report the slope that is furthest from two."""
     fits = []
     for curve in curves:

@@ -88,11 +88,12 @@ def _factors_start(As: Sequence[Tensor]) -> State:
     return {f"block0.factor{n}": torch.linalg.inv(A) for n, A in enumerate(As)}
 
 
-_whole: dict[str, Any] = {"block_size": None, "update_every": 1, "max_update_rms": None}
-_bare: dict[str, Any] = {"safeguard": False, "momentum": 0.0, "nesterov": False, "precond_lr": 0.1}
+_plain: dict[str, Any] = {"nesterov": False, "decoupled_weight_decay": False, "max_update": None}
+_whole = {"block_size": None, "update_every": 1, "max_update_rms": None, **_plain}
+_bare: dict[str, Any] = {"safeguard": False, "momentum": 0.0, "precond_lr": 0.1}
 _paper: dict[str, Any] = {**_whole, "factor_norm": "frobenius", "init_scale": 1.0}
 
-RF_RMSPROP = Method("RF-RMSProp", rootfree.RFRMSprop, (VECTOR,), _diagonal_start)
+RF_RMSPROP = Method("RF-RMSProp", partial(rootfree.RFRMSprop, **_plain), (VECTOR,), _diagonal_start)
 RF_FULL = Method(
     "RF full matrix",
     partial(rootfree.RFFullAdagrad, **_whole, **_bare),

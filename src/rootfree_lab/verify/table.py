@@ -12,6 +12,7 @@ from rootfree_lab.verify import (
     invariances,
     methods,
     precision,
+    whitening,
 )
 from rootfree_lab.verify.claim import Claim
 
@@ -138,6 +139,36 @@ _ALL = (
             partial(precision.bf16_factors, norm=norm),
         )
         for norm in ("frobenius", "spectral")
+    ),
+    Claim(
+        "balance",
+        "Factors whose scales are far apart come back to one scale, and no bit of a step changes.",
+        whitening.balance,
+    ),
+    Claim(
+        "whitening-scale",
+        "IF-Whitening: the trajectory does not depend on the scale of the loss.",
+        whitening.scale,
+    ),
+    Claim(
+        "whitening-orthogonal",
+        "IF-Whitening: the trajectory in Q p Rᵀ is that in p, for orthogonal Q and R.",
+        whitening.orthogonal,
+    ),
+    Claim(
+        "whitening-fixed-point",
+        "IF-Whitening: P H P = I where it has come to rest.",
+        whitening.fixed_point,
+    ),
+    Claim(
+        "whitening-first-order",
+        "IF-Whitening is Shampoo with the root, by eigendecomposition, to first order in β₂.",
+        whitening.first_order,
+    ),
+    Claim(
+        "whitening-positive-definite",
+        "IF-Whitening: P is positive definite for any gradients and any β₂ up to 1.",
+        whitening.positive_definite,
     ),
 )
 
