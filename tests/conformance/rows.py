@@ -41,6 +41,7 @@ PAPER = {
     "max_update_rms": None,
     "nesterov": False,
     "decoupled_weight_decay": False,
+    "rate_by_rank": False,
 }
 
 #: The full-matrix rules of the paper.

@@ -21,6 +21,7 @@ BAD = {
     "betas": [0.9, (0.9,), (0.9, 1.0), (math.nan, 0.9), ("a", 0.5), None],
     "damping": [-1e-8, math.nan, math.inf, None],
     "weight_decay": [-1e-8, math.nan, "0"],
+    "rate_by_rank": [1, 0, "yes", None],
     "nesterov": [1, 0, "yes", None],
     "safeguard": [1, 0, "yes", None],
     "decoupled_weight_decay": [1, 0.0, "no", None],

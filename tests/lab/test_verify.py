@@ -142,9 +142,9 @@ def smaller_W(weight: float) -> Perturbation:
     return wrapped(full_matrix_rules, "if_covariance_", rule)
 
 
-def step_off(call: Callable[..., Any], *args: Any, beta2: float, **kwargs: Any) -> None:
+def step_off(call: Callable[..., Any], *args: Any, beta2: list[float], **kwargs: Any) -> None:
     """β₂ off by 1 %."""
-    call(*args, beta2=beta2 * 1.01, **kwargs)
+    call(*args, beta2=[1.01 * rate for rate in beta2], **kwargs)
 
 
 def norm_of_the_stack(call: Callable[..., Any], *args: Any) -> Any:

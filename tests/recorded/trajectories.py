@@ -107,6 +107,7 @@ def _laid_out(case: Case, values: Tensor) -> Tensor:
 
 
 _SHAMPOO = {"nesterov": False, "decoupled_weight_decay": False, "max_update_rms": 1.0}
+_SHAMPOO["rate_by_rank"] = False
 #: Defaults from when the trajectories were recorded that are others now.
 DEFAULTS_THEN: dict[str, dict[str, Any]] = {
     "RFRMSprop": {"max_update": None},

@@ -106,7 +106,9 @@ def _full(optimizer: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
 
 
 #: The tail of the paper, which the oracles have by default.
-PLAIN: Options = {"nesterov": False, "decoupled_weight_decay": False}
+PLAIN: Options = {
+    "nesterov": False, "decoupled_weight_decay": False, "rate_by_rank": False
+}  # fmt: skip
 
 #: name -> (optimizer, oracle)
 METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {

@@ -160,7 +160,7 @@ def test_truncation_is_the_exponential_to_first_order(name):
             moved,
             hs,
             structures,
-            beta2=beta2,
+            beta2=[beta2, beta2],
             norm=lambda n, m: m.new_ones(len(m)),
             dtype=torch.float64,
         )

@@ -134,7 +134,7 @@ def test_the_factor_form_of_rank_one_is_the_general_one(d, size, beta2, norm, se
         "frobenius": lambda n, m: frobenius_norm(structures[n], m),
         "spectral": lambda n, m: structures[n].spectral_bound(m, dtype=m.dtype),
     }
-    move_factors_([general], hs, structures, beta2=beta2, norm=norms[norm], dtype=A.dtype)
+    move_factors_([general], hs, structures, beta2=[beta2], norm=norms[norm], dtype=A.dtype)
     if_factor_rank_one_(one, g, beta2=beta2, B=7, norm=norm)
     # Without a norm the change may be much larger than A: eps times the largest term.
     torch.testing.assert_close(one, general, rtol=1e-12, atol=1e-13 * float(general.abs().max()))

@@ -40,11 +40,13 @@ def direction_(
     *,
     norm: str | None,
     refresh: bool,
+    by_rank: bool = False,
 ) -> None:
     """G <- U, its direction; on refresh the factors move first.  Changes G and state.
 
     `squares` (b, count), float64: partial sums of the squared gradients, for factors that start
-    from the first gradient. `numbers`: B, β₂, λ and γ in places 5 to 8.
+    from the first gradient. `numbers`: B, β₂, λ and γ in places 5 to 8. `by_rank`: β₂ is less for
+    long axes (rules/if_shampoo.py).
     """
     axes = G.dim() - 1
     if axes == 1:
@@ -55,7 +57,7 @@ def direction_(
             sums = squares[part] if refresh and "started" in rows else None
             site = (*site_of(G[part], rows, sums, norm), refresh)
             if refresh:
-                _refresh_(site, Ks, rows, G[part], sums, numbers, norm)
+                _refresh_(site, Ks, rows, G[part], sums, numbers, norm, by_rank)
             _precondition_(site, G[part], Ks)
     if refresh and "rounding" in state:
         state["rounding"] += axes
@@ -104,6 +106,7 @@ def _refresh_(
     squares: Tensor | None,
     numbers: Tensor,
     norm: str | None,
+    by_rank: bool,
 ) -> None:
     """Move the factors.  Changes state, of which Ks are a part."""
     kernels = triton_kernels().factors
@@ -121,10 +124,14 @@ def _refresh_(
     Ghat, largest = in_frame(site, G, Ks)
     powers = powers_of_two(site, Ks, traces)
     for n, K in enumerate(Ks):
+        rates = numbers
+        if by_rank and K.shape[1] ** 2 > elements:  # β₂·D₋ₙ/dₙ
+            rates = numbers.clone()
+            rates[6] *= elements / K.shape[1] ** 2
         h, sums, fourths = tangent((*site, n), n, K, Ghat, largest, traces, None, numbers, norm)
         product = torch.bmm(K, h)
         move_(
-            (*site, n), n, K, product, sums, fourths, powers, state.get("started"), state, numbers,
+            (*site, n), n, K, product, sums, fourths, powers, state.get("started"), state, rates,
             norm=norm, whiten=False,
         )  # fmt: skip
 

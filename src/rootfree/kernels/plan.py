@@ -66,6 +66,8 @@ def make_plan(
     if not known or kernel is None:
         return Plan(dtype, fused, False, direction, None)
     kernel = partial(kernel, norm=group["factor_norm"])
+    if "rate_by_rank" in group:
+        kernel = partial(kernel, by_rank=group["rate_by_rank"])
     return Plan(dtype, fused, dense and kept == torch.float32, direction, kernel)
 
 

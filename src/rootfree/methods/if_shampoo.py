@@ -15,6 +15,7 @@ from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import direction, factor_state, product_dtype
 from rootfree.shell.block_optimizer import BlockOptimizer
+from rootfree.shell.checks import boolean
 from rootfree.shell.options import INVERSE_FREE_OPTIONS
 
 
@@ -54,6 +55,10 @@ class IFShampoo(BlockOptimizer):
         update_every: T, or a schedule: "logarithmic" and "logarithmic:<T>" refresh at every step
             early and ever more rarely (at most every T-th step) later; "module:function" names a
             function of the step count that returns whether to refresh.
+        rate_by_rank: β₂ of axis n is multiplied by min(1, D₋ₙ/dₙ): one gradient has D₋ₙ columns to
+            say something about a dₙ×dₙ matrix (with a diagonal factor about single numbers), and
+            the factor of a long axis beside short ones averages over as many more of them. Not
+            with a given curvature. False: one β₂ for all axes, as in the paper.
         structure: "auto", a name, a tuple of names (one per axis), or a dict from the number of
             axes to either. Names: dense, diagonal, block_diagonal:<k>, lower_triangular,
             upper_triangular, hierarchical:<k>, lower_toeplitz, upper_toeplitz. "auto" is dense,
@@ -86,9 +91,9 @@ class IFShampoo(BlockOptimizer):
         capturable: as in :class:`rootfree.RFRMSprop`.
 
     With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
-    init_scale=1.0, max_update_rms=None, nesterov=False, decoupled_weight_decay=False`` this is the
-    paper's method, on every parameter. For low memory take ``factor_dtype=torch.bfloat16,
-    state_dtype=torch.bfloat16``.
+    init_scale=1.0, max_update_rms=None, nesterov=False, decoupled_weight_decay=False,
+    rate_by_rank=False`` this is the paper's method, on every parameter. For low memory take
+    ``factor_dtype=torch.bfloat16, state_dtype=torch.bfloat16``.
 
     The page *Choosing an optimizer* says how the defaults were chosen, and what else was tried.
 
@@ -103,7 +108,7 @@ class IFShampoo(BlockOptimizer):
         0          3x4    dense 3 x dense 4          157
     """
 
-    options = INVERSE_FREE_OPTIONS
+    options = {**INVERSE_FREE_OPTIONS, "rate_by_rank": boolean}
     _direction = staticmethod(direction)
     _kernel = staticmethod(factors.direction_)
 
@@ -122,6 +127,7 @@ class IFShampoo(BlockOptimizer):
         decoupled_weight_decay: bool = True,
         gamma: float = 1.0,  # γ
         update_every: int | str = 2,  # T
+        rate_by_rank: bool = True,
         structure: Any = "auto",
         block_size: int | None = 1024,
         factor_dtype: torch.dtype | None = None,

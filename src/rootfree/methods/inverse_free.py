@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rootfree.curvature import BlockCurvature
+from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.kernels.rounding import stochastic_round_
 from rootfree.layout.tiles import Tile
@@ -27,6 +27,7 @@ from rootfree.rules.if_shampoo import (
     mean_squares,
     move_factors_,
     precondition,
+    rates_by_rank,
     tangents,
 )
 from rootfree.shell.parameter_state import rounding_counters, working_dtype
@@ -94,8 +95,17 @@ def _refresh_(
     norm = partial(_norm, group, structures, state, dtype)
     with accumulators(state, len(structures), wide) as stored:
         # K <- K (I - β₂ m/max(1, ‖m‖))
-        move_factors_(stored, hs, structures, beta2=group["precond_lr"], norm=norm, dtype=dtype)
+        beta2 = factor_rates(group, structures, H)
+        move_factors_(stored, hs, structures, beta2=beta2, norm=norm, dtype=dtype)
         balance_(stored, means)
+
+
+def factor_rates(group: Group, structures: Structures, H: BlockCurvature) -> list[float]:
+    """β₂ of every axis; given curvature knows more than one gradient does."""
+    beta2, axes = group["precond_lr"], len(structures)
+    of_gradient = isinstance(H, OuterProducts) and H.V.dim() == axes + 1
+    by_rank = group.get("rate_by_rank", False) and of_gradient
+    return rates_by_rank(beta2, structures) if by_rank else [beta2] * axes
 
 
 @contextmanager

@@ -10,8 +10,10 @@ from rootfree.curvature import BlockCurvature, Curvature
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
+from rootfree.methods.inverse_free import factor_rates
 from rootfree.rules import rf_shampoo
 from rootfree.shell.block_optimizer import BlockOptimizer
+from rootfree.shell.checks import boolean
 from rootfree.shell.options import BLOCK_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
 
@@ -26,7 +28,7 @@ def _direction(
             [state[f"factor{n}"] for n in axes],
             inverses,
             H.for_operands(G.dtype, 1.0),
-            beta2=group["precond_lr"],
+            beta2=factor_rates(group, structures, H),
             lam=group["damping"],
             gamma=group["gamma"],
         )
@@ -54,7 +56,7 @@ class RFShampoo(BlockOptimizer):
         >>> optimizer.step()
     """
 
-    options = BLOCK_OPTIONS
+    options = {**BLOCK_OPTIONS, "rate_by_rank": boolean}
     _direction = staticmethod(_direction)
 
     def __init__(
@@ -71,6 +73,7 @@ class RFShampoo(BlockOptimizer):
         decoupled_weight_decay: bool = True,
         gamma: float = 1.0,  # γ
         update_every: int | str = 2,  # T
+        rate_by_rank: bool = True,
         block_size: int | None = 1024,
         update_rms: float | None = None,
         max_update_rms: float | None = 0.02,

@@ -63,13 +63,13 @@ def move_factors_(
     ms: Sequence[Tensor],
     structures: Sequence[Structure],
     *,
-    beta2: float,
+    beta2: Sequence[float],
     norm: Norm,
     dtype: torch.dtype,
 ) -> None:
-    """Kₙ <- Kₙ(I - β₂ mₙ/max(1, ‖mₙ‖)), the product in `dtype`.  Changes Ks."""
+    """Kₙ <- Kₙ(I - β₂ mₙ/max(1, ‖mₙ‖)), β₂ of each axis, the product in `dtype`.  Changes Ks."""
     for n, (K, m, structure) in enumerate(zip(Ks, ms, structures, strict=True)):
-        step = beta2 / norm(n, m).clamp(min=1.0)
+        step = beta2[n] / norm(n, m).clamp(min=1.0)
         scaled = (m * per_block(step, m)).to(dtype)
         if dtype == torch.float16:  # it has not the range of the others
             largest = K.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
@@ -109,6 +109,16 @@ def balance_(Ks: Sequence[Tensor], means: Sequence[Tensor]) -> None:
         return
     for K, e in zip(Ks, exponents(means), strict=True):
         K.mul_(per_block(torch.exp2(e).to(K.dtype), K))
+
+
+def rates_by_rank(beta2: float, structures: Sequence[Structure]) -> list[float]:
+    """β₂·min(1, D₋ₙ/dₙ) for every axis n; dₙ counts the entries that a row of the factor has.
+
+    A gradient has D₋ₙ columns to say something about the dₙ×dₙ curvature of an axis: a long axis
+    beside short ones has to average over more gradients, or its factor would follow their noise.
+    """
+    elements = math.prod(s.d for s in structures)
+    return [beta2 * min(1.0, elements / s.d / s.row_length) for s in structures]
 
 
 def precondition(G: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure]) -> Tensor:

@@ -23,20 +23,20 @@ def update_factors_(
     inverses: Sequence[Tensor],
     H: BlockCurvature,
     *,
-    beta2: float,
+    beta2: Sequence[float],
     lam: float,
     gamma: float,
 ) -> None:
     """Sₙ <- (1-β₂γ)Sₙ + β₂/D₋ₙ·(B·G₍ₙ₎[⊗_{j≠n}Sⱼ⁻¹]G₍ₙ₎ᵀ + λ∏_{j≠n}tr(Sⱼ⁻¹)·I), and Sₙ⁻¹.
 
-    All from the old factors, then Sₙ <- 4^-eₙ·Sₙ, Σeₙ = 0, which keeps them at one scale.  Changes
-    Ss and inverses.
+    All from the old factors, with β₂ of each axis; then Sₙ <- 4^-eₙ·Sₙ, Σeₙ = 0, which keeps them at
+    one scale.  Changes Ss and inverses.
     """
     means = [S_inv.diagonal(dim1=-2, dim2=-1).mean(-1) for S_inv in inverses]  # tr(Sⱼ⁻¹)/dⱼ
     for n, term in enumerate(H.contracted(inverses)):
         others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
-        Ss[n].mul_(1 - beta2 * gamma).add_(term, alpha=beta2)
-        damping = beta2 * max(lam, LEAST_DAMPING) * others
+        Ss[n].mul_(1 - beta2[n] * gamma).add_(term, alpha=beta2[n])
+        damping = beta2[n] * max(lam, LEAST_DAMPING) * others
         Ss[n].diagonal(dim1=-2, dim2=-1).add_(damping.view(-1, 1))
     for S, S_inv, e in zip(Ss, inverses, exponents(means), strict=True):
         S.mul_(torch.exp2(-2 * e)[:, None, None])

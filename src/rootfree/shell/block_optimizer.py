@@ -36,7 +36,7 @@ from rootfree.shell.work import GroupMemory, Work
 REPLAYED = 0.01
 
 _FACTORS = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm")
-_FORM = (*_FACTORS, "init_scale", "safeguard")
+_FORM = (*_FACTORS, "init_scale", "safeguard", "rate_by_rank")
 _RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum")
 
 

@@ -67,6 +67,11 @@ class Structure(ABC):
     def packed_shape(self) -> tuple[int, ...]:
         """Shape of one packed factor, without b."""
 
+    @property
+    def row_length(self) -> int:
+        """How many entries a row has at most."""
+        return self.d
+
     @abstractmethod
     def unpack(self, K: Tensor) -> Tensor:
         """Packed K -> dense (b, d, d)."""

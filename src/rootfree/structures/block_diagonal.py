@@ -26,6 +26,10 @@ class BlockDiagonal(SizedStructure):
         return (self._n, self.k, self.k)
 
     @property
+    def row_length(self) -> int:
+        return self.k
+
+    @property
     def _n(self) -> int:
         return -(-self.d // self.k)
 

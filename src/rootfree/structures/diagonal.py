@@ -20,6 +20,10 @@ class Diagonal(Structure):
     def packed_shape(self) -> tuple[int, ...]:
         return (self.d,)
 
+    @property
+    def row_length(self) -> int:
+        return 1
+
     def unpack(self, K: Tensor) -> Tensor:
         return K.diag_embed()
 

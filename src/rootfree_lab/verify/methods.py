@@ -114,14 +114,14 @@ IF_FACTOR = Method(
 )
 RF_SHAMPOO = Method(
     "RF-Shampoo",
-    partial(rootfree.RFShampoo, **_whole),
+    partial(rootfree.RFShampoo, rate_by_rank=False, **_whole),
     (VECTOR, MATRIX, TENSOR),
     _matrices_start,
     kronecker=True,
 )
 IF_SHAMPOO = Method(
     "IF-Shampoo",
-    partial(rootfree.IFShampoo, structure="dense", **_paper),
+    partial(rootfree.IFShampoo, structure="dense", rate_by_rank=False, **_paper),
     (VECTOR, MATRIX, TENSOR),
     _factors_start,
     kronecker=True,
