@@ -207,7 +207,7 @@ def test_momentum_is_turned_on_and_off_between_steps(name, schedule):
     options = {**BALANCED, "momentum": schedule[0]}
     oracle = METHODS[name].oracle(np.ones(3), **options)
     p = nn.Parameter(torch.ones(3, dtype=torch.float64))
-    optimizer = METHODS[name].optimizer([p], **options)
+    optimizer = METHODS[name].optimizer([p], **METHODS[name].optimizer_options(options))
     rng = np.random.default_rng(0)
     for momentum in schedule:
         optimizer.param_groups[0]["momentum"] = oracle.momentum = momentum

@@ -29,8 +29,8 @@ def update_factors_(
 ) -> None:
     """Sₙ <- (1-β₂γ)Sₙ + β₂/D₋ₙ·(B·G₍ₙ₎[⊗_{j≠n}Sⱼ⁻¹]G₍ₙ₎ᵀ + λ∏_{j≠n}tr(Sⱼ⁻¹)·I), and Sₙ⁻¹.
 
-    All from the old factors, with β₂ of each axis; then Sₙ <- 4^-eₙ·Sₙ, Σeₙ = 0, which keeps them at
-    one scale.  Changes Ss and inverses.
+    All from the old factors, with β₂ of each axis; then Sₙ <- 4^-eₙ·Sₙ, Σeₙ = 0, which keeps them
+    at one scale.  Changes Ss and inverses.
     """
     means = [S_inv.diagonal(dim1=-2, dim2=-1).mean(-1) for S_inv in inverses]  # tr(Sⱼ⁻¹)/dⱼ
     for n, term in enumerate(H.contracted(inverses)):
