@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 import rootfree
 from conformance.problems import batches, identical, loss_of, network, snapshot, train
-from conformance.rows import Row
+from conformance.rows import LOOSE, Row
 from conformance.test_checkpoint import (  # noqa: F401
     test_deepcopy_and_pickle,
     test_load_hooks_run,
@@ -61,14 +61,15 @@ class WithCompanion(rootfree.IFShampoo):
         if not isinstance(entries[0], dict):
             matrices = [each for each in entries if tensor(each).dim() > 1]
             rest = [each for each in entries if tensor(each).dim() <= 1]
-            entries = [{"params": matrices}, {"params": rest, "companion": "adamw"}]
+            left = {"params": rest, "companion": "adamw", "lr": options["lr"]}
+            entries = [{"params": matrices}, left]
             entries = [group for group in entries if group["params"]]
         super().__init__(entries, **options)
 
 
 @pytest.fixture
 def row() -> Row:
-    settings = {"lr": 0.006, "block_size": 24, "weight_decay": 1e-4}
+    settings = {"lr": 0.006, "block_size": 24, "weight_decay": 1e-4, **LOOSE}
     return Row("IFShampoo-companion", WithCompanion, settings)
 
 

@@ -29,6 +29,7 @@ def options(**changes):
         "matmul_dtype": BF16,
         "init_scale": "gradient",
         "riemannian_momentum": 0.0,
+        "rate_by_rank": False,
         **changes,
     }
 
@@ -57,7 +58,9 @@ def by_kernels(group, state, G, squares=None, *, refresh=True) -> None:
     numbers = torch.tensor(table, dtype=FP32, device=DEVICE)
     if squares is None:
         squares = G.double().flatten(1).square()
-    factors.direction_(state, G, squares, numbers, norm=group["factor_norm"], refresh=refresh)
+    by_rank = group["rate_by_rank"]
+    words = {"norm": group["factor_norm"], "refresh": refresh, "by_rank": by_rank}
+    factors.direction_(state, G, squares, numbers, **words)
 
 
 def by_rule(group, structures, state, G, *, refresh=True):
@@ -151,6 +154,8 @@ WHOLE = {"gamma": 0, "precond_lr": 1, "damping": 1}  # whole numbers, set by han
         ((6, 8), {"damping": 0.0}),
         ((6, 8), {"damping": 1.0, "gamma": 0.5}),
         ((6, 8), WHOLE),
+        ((12, 3), {"rate_by_rank": True}),
+        ((2, 3, 20), {"rate_by_rank": True}),
         ((3, 5, 4), WITH_BF16),
         ((3, 5, 4), {"damping": 1.0}),
         ((7,), WITH_BF16),

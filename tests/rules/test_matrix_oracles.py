@@ -15,6 +15,7 @@ import rootfree
 from rules.matrix_runs import (
     AGREES,
     METHODS,
+    PLAIN,
     SCHEDULE,
     STRUCTURES,
     difference,
@@ -138,7 +139,7 @@ def test_start_from_the_gradient_ignores_the_zeros_before_it():
     start = np.ones((3, 4))
     oracle = if_shampoo(start, options)
     p = nn.Parameter(torch.tensor(start))
-    optimizer = rootfree.IFShampoo([p], block_size=None, **options)
+    optimizer = rootfree.IFShampoo([p], block_size=None, **{**PLAIN, **options})
     rng = np.random.default_rng(0)
     for t in range(30):
         g = np.zeros((3, 4)) if t < 20 else 0.01 * rng.normal(size=(3, 4))

@@ -1,0 +1,60 @@
+"""The rate of a factor goes by how much one gradient can say about it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import rootfree
+from conformance.curvatures import FromGradients
+from rootfree.rules.if_shampoo import rates_by_rank
+from rootfree.structures import make_structure
+
+#: (structure of each axis with its length, rate of each axis at β₂ = 0.6)
+CASES = [
+    ([("dense", 2), ("dense", 30)], [0.6, 0.04]),
+    ([("dense", 8), ("dense", 8)], [0.6, 0.6]),
+    ([("dense", 2), ("dense", 3), ("dense", 12)], [0.6, 0.6, 0.3]),
+    ([("diagonal", 50), ("dense", 4)], [0.6, 0.6]),
+    ([("dense", 1), ("block_diagonal:4", 12)], [0.6, 0.15]),
+    ([("diagonal", 7)], [0.6]),
+]
+
+
+@pytest.mark.parametrize(("axes", "expected"), CASES, ids=str)
+def test_rates(axes, expected):
+    structures = [make_structure(name, d) for name, d in axes]
+    assert rates_by_rank(0.6, structures) == pytest.approx(expected)
+
+
+def moved(method, *, by_rank, **options):
+    """How far the factors of a 2x6 matrix went from the identity in one refresh."""
+    p = nn.Parameter(torch.zeros(2, 6, dtype=torch.float64))
+    words = {"batch_size": 3, "precond_lr": 0.01, "damping": 0.1, **options}
+    optimizer = method([p], rate_by_rank=by_rank, **words)
+    p.grad = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    return [
+        optimizer.state[p][f"block0.factor{n}"][0] - torch.eye(d, dtype=p.dtype)
+        for n, d in enumerate((2, 6))
+    ]
+
+
+@pytest.mark.parametrize("method", [rootfree.IFShampoo, rootfree.RFShampoo])
+def test_the_long_axis_moves_less(method):
+    options = {"factor_norm": None, "init_scale": 1.0} if method is rootfree.IFShampoo else {}
+    short, long = moved(method, by_rank=False, **options)
+    same, less = moved(method, by_rank=True, **options)
+    torch.testing.assert_close(same, short, rtol=1e-12, atol=0)
+    torch.testing.assert_close(less, long * 2 / 6, rtol=1e-10, atol=1e-15)
+
+
+def test_a_given_curvature_has_its_own_rank():
+    options = {"init_scale": 1.0, "curvature": FromGradients("kronecker")}
+    for one, other in zip(
+        moved(rootfree.IFShampoo, by_rank=False, **options),
+        moved(rootfree.IFShampoo, by_rank=True, **options),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
