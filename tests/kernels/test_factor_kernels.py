@@ -98,7 +98,7 @@ def test_whitening_follows_the_size_of_the_gradient():
     )  # fmt: skip
     mean = squares.sum(1) / 21
     close(scales, torch.where(torch.arange(5, device=DEVICE) == 0, mean**-0.125, 1.0), rtol=1e-5)
-    expected = torch.tensor([mean[0], 2.0, 2.0, 1.5 + mean[3] / 4, 1.5], device=DEVICE)
+    expected = torch.tensor([mean[0], 2.0, 2.0, 1.995 + mean[3] / 400, 1.995], device=DEVICE)
     close(means, expected, rtol=1e-6)
     close(lams, 0.1 * expected, rtol=1e-6)
     assert started.tolist() == [True, False, False, True, True]

@@ -17,6 +17,7 @@ from rootfree.kernels.triton_shared import (
     LARGEST,
     LARGEST_DAMPING,
     LEAST,
+    SLOWLY,
     add_up,
     join,
     root_of,
@@ -52,7 +53,7 @@ def start_kernel(squares, started, scales, numbers, count, elements, AXES: tl.co
 def follow_kernel(
     squares, started, means, scales, lams, moves, numbers, count, elements, AXES: tl.constexpr
 ):  # fmt: skip
-    """Whitening: v <- v + β₂(mean(G²) - v), λ = ρv, and the scale of a block that starts."""
+    """Whitening: v <- v + β₂/100(mean(G²) - v), λ = ρv, and the scale of a block that starts."""
     b = tl.program_id(0)
     rms = root_of(add_up(squares, b, count) / elements)
     has_gradient = (rms > 0) & (rms < float("inf"))
@@ -72,7 +73,7 @@ def followed(v, rms, beta2, has_gradient, fresh):
     """The running mean of mean(G²), which starts with the first that is not zero."""
     rms = tl.minimum(rms, 1e15)
     square = rms * rms
-    moved = tl.where(fresh, square, v + beta2 * (square - v))
+    moved = tl.where(fresh, square, v + SLOWLY * beta2 * (square - v))
     return tl.where(has_gradient, moved, v)
 
 

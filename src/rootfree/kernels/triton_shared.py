@@ -20,6 +20,7 @@ LARGE = tl.constexpr(1e3)
 LARGEST = tl.constexpr(outer_products.LARGEST)
 LEAST = tl.constexpr(LEAST_DAMPING)
 LARGEST_DAMPING = tl.constexpr(if_whitening.LARGEST_DAMPING)
+SLOWLY = tl.constexpr(if_whitening.SLOWLY)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import accumulators, norm_of, product_dtype
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules.if_shampoo import balance_, mean_squares
-from rootfree.rules.if_whitening import errors, limited, move_factors_, precondition
+from rootfree.rules.if_whitening import SLOWLY, errors, limited, move_factors_, precondition
 from rootfree.rules.momentum import Tail
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.options import WHITENING_OPTIONS
@@ -66,7 +66,7 @@ def _refresh_(
 
 
 def _follow_size_(group: Group, structures: Structures, state: State, root: Tensor) -> Tensor:
-    """v <- (1-β₂)v + β₂·mean(G²); blocks that meet their first gradient start.  Changes state.
+    """v <- v + β₂/100·(mean(G²) - v); blocks that meet their first gradient start.  Changes state.
 
     `root` (b,) is √mean(G²), of the curvature √(tr H/D). Returns which blocks have a gradient: the
     others wait.
@@ -74,7 +74,7 @@ def _follow_size_(group: Group, structures: Structures, state: State, root: Tens
     moves = (root > 0) & root.isfinite()
     fresh = ~state["started"] & moves
     v, square = state["mean_square"], root.square().clamp(max=_LARGEST_MEAN)
-    followed = torch.where(fresh, square, v.lerp(square.to(v.dtype), group["precond_lr"]))
+    followed = torch.where(fresh, square, v.lerp(square.to(v.dtype), SLOWLY * group["precond_lr"]))
     v.copy_(torch.where(moves, followed, v))
     # Pₙ = (mean G²)^{-1/(2N)}·I; at most 10¹⁵ for the product of all, as for inverse-free Shampoo.
     scale = root.clamp(min=1e-15).pow(-1 / (2 * len(structures)))
@@ -97,10 +97,13 @@ class IFWhitening(BlockOptimizer):
         M  <- α₁ M + U;   the step is U + α₁ M (Nesterov), scaled to root mean square r
         W  <- (1 - β₁κ)W - β₁·step
 
-    v is a running mean of mean(G²). ⊗Pₙ follows (E[ggᵀ])^{-½}: its fixed point is that of Shampoo
-    by the Kullback-Leibler divergence, which takes an eigendecomposition. There is no inverse, no
-    root to compute, and nothing that could fail. The step does not depend on the scale of the loss:
-    unlike the root-free methods it needs no batch size.
+    v is a running mean of mean(G²), at the rate β₂/100: where gradients have become small beside
+    what they were, as close to a minimum, they are not scaled up for ever.
+
+    ⊗Pₙ follows (E[ggᵀ])^{-½}: its fixed point is that of Shampoo by the Kullback-Leibler divergence,
+    which takes an eigendecomposition. There is no inverse, no root to compute, and nothing that
+    could fail. The step does not depend on the scale of the loss: unlike the root-free methods it
+    needs no batch size.
 
     Pₙ is kept by a factor, Pₙ = CₙCₙᵀ, and so is positive definite in every precision; Pₙ starts at
     (mean G²)^{-1/(2N)}·I from the first gradient that is not zero.

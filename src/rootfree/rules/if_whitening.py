@@ -24,6 +24,9 @@ from rootfree.structures import Structure, multiply_axis, per_block
 
 # log₂; h of this size can still be squared and summed in fp32.
 LARGEST_DAMPING = 40
+# The rate of v, the size of the gradient that damping is relative to, is this times β₂. The slower
+# v is, the sooner steps become small where the loss does.
+SLOWLY = 0.01
 
 
 def errors(

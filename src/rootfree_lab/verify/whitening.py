@@ -67,7 +67,7 @@ def first_order(generator: torch.Generator) -> Measured:
         v = grads[0].square().mean()
         Ss = [v.sqrt() * torch.eye(d, dtype=v.dtype) for d in SHAPE]
         for i, g in enumerate(grads):
-            v = v + beta2 * (g.square().mean() - v) if i else v
+            v = v + beta2 / 100 * (g.square().mean() - v) if i else v
             Ss = _shampoo(Ss, g, weight=2 * beta2, lam=float(rho * v))
         return relative_difference(torch.kron(*Ps), torch.kron(*map(_inverse_root, Ss)))
 
