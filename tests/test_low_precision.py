@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import rootfree
 from conformance.rows import PAPER
+from rootfree.rules import if_shampoo
 from rootfree_lab.bench.shapes import vit_b
 
 RATES = [0.003, 0.01, 0.05, 0.2, 0.5]
@@ -45,6 +46,12 @@ PROBLEMS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], int]] = {
     "least squares": (least_squares, (P, D), B),
     "convolution": (convolution, (32, 16, 3, 3), B),
 }
+
+
+@pytest.fixture(autouse=True)
+def without_balance(monkeypatch):
+    """Powers of two that go from factor to factor are no movement (rules/test_balance.py)."""
+    monkeypatch.setattr(if_shampoo, "exponents", lambda means: [0 * mean for mean in means])
 
 
 def factors(optimizer: Any, W: Tensor) -> list[Tensor]:

@@ -59,17 +59,18 @@ def final_loss(digits, network, optimizer, **options) -> float:
 
 
 DIAGONAL = {
-    "RFRMSprop": (rootfree.RFRMSprop, {}, (0.03, 0.1, 0.3, 1.0)),
+    "RFRMSprop": (rootfree.RFRMSprop, {"max_update": None}, (0.03, 0.1, 0.3, 1.0)),
     "RFAdagrad": (rootfree.RFAdagrad, {"momentum": 0.9}, (0.1, 0.3, 1.0, 3.0)),
 }
 
 #: The full-matrix rules of the paper: networks are not what the safeguard is for.
+LOOSE = {"max_update_rms": 1.0, "nesterov": False, "rate_by_rank": False}
 BARE = {"momentum": 0.9, "nesterov": False, "precond_lr": 0.1, "safeguard": False}
 
 # method, diagonal counterpart, options, step size for the perceptron and for the convolutions
 MATRIX = {
-    "RFShampoo": (rootfree.RFShampoo, "RFRMSprop", {}, (0.03, 0.01)),
-    "IFShampoo": (rootfree.IFShampoo, "RFRMSprop", {}, (0.01, 0.01)),
+    "RFShampoo": (rootfree.RFShampoo, "RFRMSprop", LOOSE, (0.03, 0.01)),
+    "IFShampoo": (rootfree.IFShampoo, "RFRMSprop", LOOSE, (0.01, 0.01)),
     "RFFullAdagrad": (rootfree.RFFullAdagrad, "RFAdagrad", BARE, (4.0, 1.0)),
     "IFFullAdagrad": (
         rootfree.IFFullAdagrad,

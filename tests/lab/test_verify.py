@@ -16,6 +16,7 @@ import rootfree
 from rootfree.curvature import OuterProducts
 from rootfree.methods import diagonal, if_whitening, inverse_free
 from rootfree.rules import full_matrix as full_matrix_rules
+from rootfree.rules import if_shampoo as if_shampoo_rules
 from rootfree.rules import rf_shampoo
 from rootfree.structures import Dense
 from rootfree_lab import commands
@@ -185,13 +186,13 @@ def diagonal_alone(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return [E.diagonal(dim1=1, dim2=2).diag_embed() for E in call(*args, **kwargs)]
 
 
-def unlimited(call: Callable[..., Any], lam: Any, *args: Any) -> Any:
-    return lam
-
-
-scaled_by_two = wrapped(
-    inverse_free, "balance_", lambda call, Ks, means: (call(Ks, means), [K.mul_(1.01) for K in Ks])
+no_powers_of_two = wrapped(
+    if_shampoo_rules, "exponents", lambda call, means: [1.1 * e for e in call(means)]
 )
+singular = wrapped(
+    if_whitening, "move_factors_",
+    lambda call, Cs, *args, **kwargs: (call(Cs, *args, **kwargs), Cs[0][:, 0].zero_()),
+)  # fmt: skip
 half_of_the_errors = wrapped(
     if_whitening, "errors", lambda call, *args, **kwargs: [E / 2 for E in call(*args, **kwargs)]
 )
@@ -235,12 +236,12 @@ PERTURBATIONS: dict[str, list[Perturbation]] = {
     "batched-blocks": [wrapped(inverse_free, "_norm", norm_of_the_stack)],
     "bf16-frobenius": [wrapped(inverse_free, "move_factors_", rounded_to_bf16)],
     "bf16-spectral": [wrapped(inverse_free, "move_factors_", rounded_to_bf16)],
-    "balance": [wrapped(inverse_free, "balance_", nothing), scaled_by_two],
+    "balance": [wrapped(inverse_free, "balance_", nothing), no_powers_of_two],
     "whitening-scale": [wrapped(if_whitening, "errors", damped)],
     "whitening-orthogonal": [wrapped(if_whitening, "errors", diagonal_alone)],
     "whitening-fixed-point": [wrapped(if_whitening, "errors", damped)],
     "whitening-first-order": [half_of_the_errors],
-    "whitening-positive-definite": [wrapped(if_whitening, "limited", unlimited)],
+    "whitening-positive-definite": [singular],
 }
 
 

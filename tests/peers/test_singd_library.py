@@ -92,6 +92,8 @@ def test_factors_are_those_of_singd(structure: str, sharing: Any, alpha: float) 
         update_every=2,
         factor_norm=None,
         max_update_rms=None,
+        nesterov=False,
+        decoupled_weight_decay=False,
         init_scale=1.0,
         # A convolution without bias is (outputs, inputs·height·width) for SINGD: merged.
         block_size=64,

@@ -119,7 +119,6 @@ def test_one_factor_is_the_factor_form_of_the_full_matrix(factor_norm, init_scal
         "gamma": 0.7,
         "riemannian_momentum": 0.5,
         "momentum": 0.9,
-        "nesterov": False,
         "decoupled_weight_decay": False,
         "weight_decay": 0.1,
         "factor_norm": factor_norm,
@@ -127,16 +126,9 @@ def test_one_factor_is_the_factor_form_of_the_full_matrix(factor_norm, init_scal
         "max_update_rms": None,
         "update_every": 1,
     }
-    one, p = run(rootfree.IFShampoo, (6,), steps=20, structure="dense", **words)
-    other, q = run(
-        rootfree.IFFullAdagrad,
-        (6,),
-        steps=20,
-        form="factor",
-        safeguard=False,
-        nesterov=False,
-        **words,
-    )
+    words |= {"nesterov": False}
+    one, p = run(rootfree.IFShampoo, (6,), steps=20, structure="dense", rate_by_rank=False, **words)
+    other, q = run(rootfree.IFFullAdagrad, (6,), steps=20, form="factor", safeguard=False, **words)
     assert torch.isfinite(p).all()
     assert torch.equal(p, q)
     assert set(one.state[p]) == set(other.state[q])

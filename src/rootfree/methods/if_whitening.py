@@ -100,7 +100,7 @@ class IFWhitening(BlockOptimizer):
     v is a running mean of mean(G²), at the rate β₂/100: where gradients have become small beside
     what they were, as close to a minimum, they are not scaled up for ever.
 
-    ⊗Pₙ follows (E[ggᵀ])^{-½}: its fixed point is that of Shampoo by the Kullback-Leibler divergence,
+    ⊗Pₙ follows (E[ggᵀ])^{-½}: its fixed point is that of Shampoo by Kullback-Leibler divergence,
     which takes an eigendecomposition. There is no inverse, no root to compute, and nothing that
     could fail. The step does not depend on the scale of the loss: unlike the root-free methods it
     needs no batch size.

@@ -123,7 +123,7 @@ def _show(console: Console, given: Arguments, found: Sequence[Record]) -> None:
         if not plain:
             raise ConfigError("--page: there are no runs with a schedule to write")
         pieces = (table.as_markdown(plain), table.remarks(parts[False]), verdict.as_markdown(bars))
-        text = filled(given.page, "\n".join(pieces), MARKS)
+        text = filled(given.page, "\n\n".join(piece.strip() for piece in pieces), MARKS)
         given.page.write_text(text, encoding="utf-8")
 
 
