@@ -76,11 +76,22 @@ def labels_of(cells: Cells) -> list[str]:
 
 
 def as_markdown(cells: Cells) -> str:
-    """The table of the documentation."""
-    tasks = tasks_of(cells)
-    head = ("optimizer", *tasks)
-    body = [[label, *(text(cells, label, task) for task in tasks)] for label in labels_of(cells)]
-    return "\n".join(rows(head, body)) + "\n"
+    """The tables of the documentation: a row a task, a column an optimizer; ratios alone.
+
+    Optimizers that ran on some of the tasks have a table of their own.
+    """
+    tasks, labels = tasks_of(cells), [label for label in labels_of(cells) if label != REFERENCE]
+    everywhere = [label for label in labels if all((label, task) in cells for task in tasks)]
+    tables = []
+    for shown in (everywhere, [label for label in labels if label not in everywhere]):
+        mine = [task for task in tasks if any((label, task) in cells for label in shown)]
+        head = ("task", f"{REFERENCE}: loss", *shown)
+        body = [
+            [task, text(cells, REFERENCE, task), *(short(cells, label, task) for label in shown)]
+            for task in mine
+        ]
+        tables += ["\n".join(rows(head, body))] if shown else []
+    return "\n\n".join(tables) + "\n"
 
 
 def as_table(cells: Cells, title: str) -> Table:
@@ -101,14 +112,18 @@ def as_table(cells: Cells, title: str) -> Table:
 
 
 def text(cells: Cells, label: str, task: str) -> str:
-    """`0.52 (0.0123 ± 0.001)`: the ratio, and the loss with half the range of its seeds."""
+    """`0.0123 ± 0.001`: the loss with half the range of its seeds."""
     cell = cells.get((label, task))
     if cell is None:
         return NOTHING
-    if cell.diverged:
-        return f"diverged {cell.diverged}/{cell.runs}"
+    return f"diverged {cell.diverged}/{cell.runs}" if cell.diverged else _loss(cell)
+
+
+def short(cells: Cells, label: str, task: str) -> str:
+    """The ratio, or the loss where there is nothing to compare it with."""
     against = ratio(cells, label, task)
-    return _loss(cell) if against is None else f"{_times(against)} ({_loss(cell)})"
+    known = (label, task) in cells and not cells[label, task].diverged
+    return _times(against) if known and against is not None else text(cells, label, task)
 
 
 def remarks(records: Sequence[Record]) -> str:
@@ -116,8 +131,8 @@ def remarks(records: Sequence[Record]) -> str:
     seeds = len({r.seed for r in records})
     seconds = sum(r.seconds for r in records)
     return (
-        f"Final training loss divided by that of {REFERENCE}; in brackets the loss and half of its "
-        f"range over {seeds} seed{'s' if seeds != 1 else ''}. {len(records)} runs, "
+        f"Final training loss divided by that of {REFERENCE}, means over {seeds} "
+        f"seed{'s' if seeds != 1 else ''}; ± is half of their range. {len(records)} runs, "
         f"{seconds / 60:.0f} minutes of training."
     )
 

@@ -104,7 +104,7 @@ def test_the_page_is_filled_from_the_file(tmp_path):
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "| optimizer | mlp_digits | least_squares_diabetes |" in text
+    assert "| task | AdamW: loss | IFShampoo |" in text
     assert "(b) `IFShampoo`" in text
     assert run(*arguments).exit_code == 0
     assert page.read_text() == text
