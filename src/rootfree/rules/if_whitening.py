@@ -1,8 +1,8 @@
 """Inverse-free whitening: the root kept, by matrix products alone.
 
 ⊗Pₙ follows (E[ggᵀ])^{-½}, the direction of Shampoo with the root. Pₙ = CₙCₙᵀ is kept by its factor:
-congruence Pₙ <- (I - X)Pₙ(I - X) is Cₙ <- (I - X)Cₙ, and no rounding can make Pₙ indefinite. (On Pₙ
-itself it can, in bf16, and a direction with the wrong sign would grow.)
+congruence Pₙ <- (I - X)Pₙ(I - X) is Cₙ <- (I - X)Cₙ, and no rounding can make Pₙ indefinite.
+Rounding of Pₙ itself has no such guarantee, and a direction with the wrong sign would grow.
 
 Layout: Cs[n], Ps[n] and Es[n] packed, (b, *packed_shape), with structures[n]; G a stack of blocks
 (b, d_1..d_N).
