@@ -251,12 +251,56 @@ def compare(
     only: Annotated[
         list[str] | None, typer.Option(help="Label of an entry to run; may be given repeatedly.")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, as processes.")] = 1,
 ) -> None:
     """Run every entry that a config compares, with its seeds; what is on record is not repeated."""
     from rootfree_lab.training_commands import compare_command
 
-    code = compare_command(console, config, assignments=assignments or [], out=out, only=only or [])
+    code = compare_command(
+        console, config, assignments=assignments or [], out=out, only=only or [], jobs=jobs
+    )
     raise typer.Exit(code)
+
+
+@app.command()
+def search(
+    config: ConfigFile,
+    assignments: Assignments = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results; default: out/search/ and the config's name."),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Journal file, or an Optuna URL such as postgresql://HOST/DB, which many machines "
+            "can share; default: journal.log in the folder."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the search in the storage; default: the config's.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials side by side, as processes.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Label of an entry to search; may be given repeatedly.")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Carry out trials again that failed.")
+    ] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve Optuna's dashboard on this machine.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of --dashboard.")] = 8080,
+) -> None:
+    """Search for the settings of every optimizer of a config; run it again to continue."""
+    from rootfree_lab.search.command import Arguments, search_command
+
+    given = Arguments(
+        config=config, assignments=assignments or [], out=out, storage=storage, name=name,
+        jobs=jobs, only=only or [], retry_failed=retry_failed,
+        dashboard=port if dashboard else None,
+    )  # fmt: skip
+    raise typer.Exit(search_command(console, given))
 
 
 @app.command()

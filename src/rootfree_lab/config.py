@@ -4,6 +4,7 @@
 [model]      what to train                [train]     length, batch, loss, seed, device
 [optimizer]  name, and its own options    [output]    logs and checkpoints: no effect on results
 [[compare]]  label, seeds and what differs from the above, for `rootfree compare`
+[search]     budget and ranges of settings, for `rootfree search`
 """
 
 from __future__ import annotations

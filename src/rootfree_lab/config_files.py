@@ -35,7 +35,8 @@ _SECTIONS = {
     "train": TrainConfig,
     "output": OutputConfig,
 }
-_TOP = ("label", "seeds", *_SECTIONS, "optimizer", "compare")
+_TOP = ("label", "seeds", *_SECTIONS, "optimizer", "compare", "search")
+_NOT_OF_A_RUN = ("compare", "seeds", "search")
 _ENTRY = ("label", "seeds", *_SECTIONS, "optimizer")
 
 
@@ -117,7 +118,7 @@ def load_config(path: Path, assignments: Iterable[str] = (), entry: str | None =
         if "optimizer" not in tables and tables.get("compare"):
             labels = ", ".join(e["label"] for e in tables["compare"])
             raise ConfigError(f"{path} has no [optimizer]: choose an entry, --entry {labels}")
-        return config_from({k: v for k, v in tables.items() if k not in ("compare", "seeds")})
+        return config_from({k: v for k, v in tables.items() if k not in _NOT_OF_A_RUN})
     entries = {e["label"]: e for e in tables.get("compare", [])}
     if entry not in entries:
         raise unknown_name("the entry", entry, entries)
@@ -149,7 +150,7 @@ def load_comparison(path: Path, assignments: Iterable[str] = ()) -> list[Config]
 
 
 def _entry_config(tables: Table, entry: Table) -> Config:
-    base = {k: v for k, v in tables.items() if k not in ("compare", "seeds", "label")}
+    base = {k: v for k, v in tables.items() if k not in (*_NOT_OF_A_RUN, "label")}
     over = {k: v for k, v in entry.items() if k != "seeds"}
     mine, theirs = base.get("optimizer"), over.get("optimizer")
     if (

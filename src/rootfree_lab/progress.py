@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -70,11 +72,16 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+def plain_lines(console: Console) -> Callable[[str], None]:
+    """Print a line as it is."""
+    return partial(console.print, soft_wrap=True, highlight=False, markup=False)
+
+
 class Lines(Watcher):
     """One line a point, for files and pipes."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
 
     def begin(self, session: Session) -> None:
         self._speed = Speed(session)
@@ -88,9 +95,6 @@ class Lines(Watcher):
             f"{self._name} · step {session.done}/{session.total} · epoch {point['epoch']:.2f} · "
             f"{describe_point(point)} · {speed:,.0f} {unit(session.kind)}/s · {clock(left)} left"
         )
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 class Bar(Watcher):

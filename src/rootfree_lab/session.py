@@ -69,6 +69,12 @@ def check(config: Config) -> None:
     optimizer_registry.check(config.optimizer.name, plain_options(config.optimizer.options))
 
 
+def classifies(config: Config) -> bool:
+    """Whether a run has an error beside its loss."""
+    dataset = _dataset(config.data)
+    return bool(dataset.classes > 0 and dataset.kind != "text")
+
+
 class Session:
     """A run at some step: built from its config, moved by `step`, saved and restored whole."""
 
@@ -84,7 +90,7 @@ class Session:
         self.kind: str = dataset.kind
         if train.graphs and self.kind == "graph":
             raise ConfigError("train.graphs must be false for graph data, got true")
-        self.classifies = dataset.classes > 0 and dataset.kind != "text"
+        self.classifies = classifies(config)
         self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
         unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by
         self._test_loss = make_loss(unsmoothed, classes=dataset.classes, kind=dataset.kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -58,8 +58,11 @@ def train(
     resume: bool = False,
     stop: StopSignals | None = None,
     watchers: Sequence[Watcher] = (),
+    keep: Callable[[Record], None] | None = None,
 ) -> Record:
     """Run to the end, append the record to the folder's records file and return it.
+
+    `keep` puts the record elsewhere instead; the checkpoint goes when it returns.
 
     A diverged run is recorded too, as not completed. Where `stop` has received a signal the run
     leaves a checkpoint and raises `Interrupted`.
@@ -87,7 +90,10 @@ def train(
         finally:
             for watcher in all_watchers:
                 watcher.end()
-    append_record(records_path(out), record)
+    if keep is None:
+        append_record(records_path(out), record)
+    else:
+        keep(record)
     checkpoints.remove(path)
     return record
 

@@ -1,0 +1,127 @@
+"""The loop of a search: claim, hand to a process, note what comes back, until nothing is left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rootfree_lab.records import append_missing
+from rootfree_lab.search.attempts import DIED, INTERRUPTED, MEMORY
+from rootfree_lab.search.ledger import Claim, Ledger, measured
+from rootfree_lab.search.trials import Outcome, Told, carry_out
+from rootfree_lab.side_by_side import Event, Pool
+from rootfree_lab.stopping import Interrupted, StopSignals
+from rootfree_lab.training import records_path
+
+_BEAT = 30.0  # seconds between signs of life
+_LOOK = 1.0  # seconds between looks at the signals
+_OTHERS = 5.0  # seconds between looks at what other machines do
+
+#: Called with a trial, "began", "point", "ended" or "failed", and what there is to say about it.
+Say = Callable[[Claim, str, Any], None]
+
+
+def search(ledger: Ledger, *, out: Path, jobs: int, stop: StopSignals, say: Say) -> None:
+    """Carry out every trial that nobody has carried out; raises `Interrupted` where asked to stop.
+
+    A trial that has no memory beside others, or whose process died, is tried once more alone.
+    """
+    with Pool(_work, jobs) as pool, _beating(ledger):
+        loop = _Loop(ledger, pool, out, say)
+        asked = False
+        while True:
+            if stop.received is None:
+                loop.fill()
+            elif not asked:
+                asked = True
+                pool.ask_to_stop()
+            if not pool.running:
+                if stop.received is not None:
+                    raise Interrupted(stop.received, None)
+                if ledger.finished():
+                    return
+                time.sleep(_OTHERS)  # other processes have the rest
+            for event in pool.events(_LOOK):
+                loop.handle(event)
+
+
+def _work(item: tuple[Claim, Path], channel: Any) -> Outcome:
+    claim, out = item
+    return carry_out((claim.config, out), channel)
+
+
+class _Loop:
+    def __init__(self, ledger: Ledger, pool: Pool, out: Path, say: Say) -> None:
+        self._ledger, self._pool, self._out, self._say = ledger, pool, out, say
+
+    def fill(self) -> None:
+        """Give every free process a trial."""
+        alone = self._pool.jobs == 1
+        while self._pool.free:
+            claim = self._ledger.claim(alone=alone)
+            if claim is None and not self._pool.running and not alone:
+                claim = self._ledger.claim(alone=True, crowded_out=True)
+            if claim is None:
+                return
+            self._pool.submit((claim, self._out))
+            self._say(claim, "began", None)
+            if claim.alone:
+                return
+
+    def handle(self, event: Event) -> None:
+        """Note what a trial's process did."""
+        claim: Claim = event.item[0]
+        if event.kind == "asked" and isinstance(event.content, Told):
+            told = event.content
+            value = measured(
+                {"final": told.point}, self._ledger.entries[claim.slot.label].search.measure
+            )
+            answer = self._ledger.report(claim, told.step, told.total, value)
+            self._pool.answer(event.item, answer)
+            self._say(claim, "point", told)
+        elif event.kind == "asked":
+            # In the storage before the process lets go of its checkpoint.
+            if self._ledger.conclude(claim, event.content):
+                append_missing(records_path(self._out), [event.content])
+            self._pool.answer(event.item, None)
+            self._say(claim, "ended", event.content)
+        elif event.kind == "died":
+            self._fail(claim, DIED, str(event.content))
+        elif event.content.kind:
+            if event.content.kind == MEMORY:
+                self._pool.retire(event.item)  # gives back all that it holds
+            self._fail(claim, event.content.kind, event.content.message)
+
+    def _fail(self, claim: Claim, outcome: str, message: str) -> None:
+        self._ledger.fail(claim, outcome, message)
+        if outcome != INTERRUPTED:
+            status = next(
+                s for s in self._ledger.statuses(claim.slot.label) if s.slot == claim.slot
+            )
+            again = "" if status.ended else "; it will be tried again, alone"
+            self._say(claim, "failed", message + again)
+
+
+@contextmanager
+def _beating(ledger: Ledger) -> Iterator[None]:
+    """Give signs of life meanwhile; a storage that does not answer is asked again later."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(_BEAT):
+            try:
+                ledger.beat()
+            except Exception:  # the loop will meet the same trouble, and says so
+                continue
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
