@@ -9,14 +9,9 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from rootfree_lab.records import Record
+from rootfree_lab.search.outcomes import COMPLETED, DIED, DIVERGED, ERROR, MEMORY, PRUNED
 from rootfree_lab.search.settings import Slot
 from rootfree_lab.search.spaces import Settings
-
-# How an attempt ends. The first three end the trial: it is never carried out again.
-COMPLETED, DIVERGED, PRUNED = "completed", "diverged", "pruned"
-ERROR = "error"  # ends the trial too, unless failed trials are to be tried again
-MEMORY, DIED = "memory", "died"  # to be tried once more, alone
-ABANDONED, INTERRUPTED, WITHDRAWN = "abandoned", "interrupted", "withdrawn"  # to be done again
 
 STATES = {COMPLETED: TrialState.COMPLETE, DIVERGED: TrialState.PRUNED, PRUNED: TrialState.PRUNED}
 

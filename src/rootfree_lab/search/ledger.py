@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +26,11 @@ from optuna.trial import TrialState, create_trial
 from rootfree_lab.checkpoints import differences
 from rootfree_lab.config import Config
 from rootfree_lab.records import Record, finite
-from rootfree_lab.search import attempts as ends
-from rootfree_lab.search import liveness
-from rootfree_lab.search.attempts import Attempt, Status
+from rootfree_lab.search import liveness, outcomes
+from rootfree_lab.search.attempts import STATES, Attempt, Status, attempts, best
 from rootfree_lab.search.ranges import Choice, Range
 from rootfree_lab.search.settings import Entry, Slot
-from rootfree_lab.search.spaces import Settings, Space, as_table, narrowed, space_of
+from rootfree_lab.search.spaces import Space, as_table, narrowed, space_of
 from rootfree_lab.search.storage import StorageError
 
 # Seconds without a sign of life after which a process of another machine counts as dead.
@@ -92,7 +92,7 @@ class Ledger:
     def statuses(self, label: str) -> list[Status]:
         """Where the trials of an entry stand."""
         found: dict[Slot, list[Attempt]] = {slot: [] for slot in self.entries[label].slots}
-        for attempt in ends.attempts(label, self._studies[label].get_trials(deepcopy=False)):
+        for attempt in attempts(label, self._studies[label].get_trials(deepcopy=False)):
             # Fewer narrowed trials than before: those that are there still count.
             found.setdefault(attempt.slot, []).append(attempt)
         return [Status(slot, tuple(mine), self._forgiven[label]) for slot, mine in found.items()]
@@ -155,7 +155,7 @@ class Ledger:
             if status.slot != slot:
                 continue
             if status.owner.id != mine:
-                self._close(mine, ends.WITHDRAWN, "another process was first")
+                self._close(mine, outcomes.WITHDRAWN, "another process was first")
                 return None
         claim = Claim(slot, mine, entry.trial(slot, settings), alone)
         self.claims[mine] = claim
@@ -170,7 +170,7 @@ class Ledger:
                 if attempt.record is not None:  # it had come to its end, and died before saying so
                     self._conclude(attempt.id, label, attempt.record)
                 else:
-                    self._close(attempt.id, ends.ABANDONED, "its process is gone")
+                    self._close(attempt.id, outcomes.ABANDONED, "its process is gone")
 
     def _is_dead(self, attempt: Attempt) -> bool:
         if attempt.worker == self._token:  # this process's, which knows nothing of it
@@ -193,8 +193,9 @@ class Ledger:
             with suppress(UpdateFinishedTrialError):
                 self._storage.set_trial_user_attr(trial, "beat", time.time())
 
-    def report(self, claim: Claim, step: int, total: int, value: float | None) -> str:
+    def report(self, claim: Claim, step: int, total: int, point: Mapping[str, Any]) -> str:
         """Note a point of the curve; "go on", "prune" or "lost" (it was taken for dead)."""
+        value = measured(point, self.entries[claim.slot.label].search.measure)
         try:
             if value is not None:
                 self._storage.set_trial_intermediate_value(claim.trial, step, value)
@@ -214,16 +215,16 @@ class Ledger:
         return kept
 
     def _conclude(self, trial: int, label: str, record: Record) -> bool:
-        value = measured(record, self.entries[label].search.measure)
-        kind = (record.get("failure") or {}).get("kind", ends.COMPLETED)
-        outcome = kind if value is not None else ends.DIVERGED
+        value = measured(record["final"], self.entries[label].search.measure)
+        kind = (record.get("failure") or {}).get("kind", outcomes.COMPLETED)
+        outcome = kind if value is not None else outcomes.DIVERGED
         try:
             # The record first: who finds the trial after a kill at this line can still close it.
             self._storage.set_trial_user_attr(trial, "record", finite(record))
             self._storage.set_trial_user_attr(trial, "outcome", outcome)
-            completed = outcome == ends.COMPLETED
+            completed = outcome == outcomes.COMPLETED
             values = [value] if completed and value is not None else None
-            self._storage.set_trial_state_values(trial, ends.STATES[outcome], values)
+            self._storage.set_trial_state_values(trial, STATES[outcome], values)
         except UpdateFinishedTrialError:
             return False
         return True
@@ -240,21 +241,19 @@ class Ledger:
             self._storage.set_trial_state_values(trial, TrialState.FAIL)
 
 
-def measured(record: Record, measure: str) -> float | None:
-    """The measure of a record's end; None where it is no number."""
-    final = record.get("final") or {}
-    error, loss = final.get("test_error"), final.get("test_loss")
-    found = (loss if error is None else error) if measure == "auto" else final.get(measure)
+def measured(figures: Mapping[str, Any], measure: str) -> float | None:
+    """The measure, from a point of a curve or the final figures; None where it is no number."""
+    error, loss = figures.get("test_error"), figures.get("test_loss")
+    found = (loss if error is None else error) if measure == "auto" else figures.get(measure)
     return None if found is None or not math.isfinite(found) else float(found)
 
 
 def _narrowed(entry: Entry, statuses: list[Status]) -> Space:
     """Around the best of the wide stage; the wide space again where none came to its end."""
-    found = ends.best(statuses, stage=1)
+    found = best(statuses, stage=1)
     if found is None or found.result is None:
         return entry.space
-    best: Settings = found.result.settings
-    return narrowed(entry.space, best, entry.search.narrow)
+    return narrowed(entry.space, found.result.settings, entry.search.narrow)
 
 
 def _distributions(space: Space, wide: Space) -> dict[str, BaseDistribution]:

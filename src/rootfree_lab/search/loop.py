@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rootfree_lab.records import append_missing
-from rootfree_lab.search.attempts import DIED, INTERRUPTED, MEMORY
-from rootfree_lab.search.ledger import Claim, Ledger, measured
-from rootfree_lab.search.trials import Outcome, Told, carry_out
+from rootfree_lab.search.ledger import Claim, Ledger
+from rootfree_lab.search.outcomes import DIED, INTERRUPTED, MEMORY
+from rootfree_lab.search.trials import Task, Told, carry_out
 from rootfree_lab.side_by_side import Event, Pool
 from rootfree_lab.stopping import Interrupted, StopSignals
 from rootfree_lab.training import records_path
@@ -30,7 +30,7 @@ def search(ledger: Ledger, *, out: Path, jobs: int, stop: StopSignals, say: Say)
 
     A trial that has no memory beside others, or whose process died, is tried once more alone.
     """
-    with Pool(_work, jobs) as pool, _beating(ledger):
+    with Pool(carry_out, jobs) as pool, _beating(ledger):
         loop = _Loop(ledger, pool, out, say)
         asked = False
         while True:
@@ -49,14 +49,10 @@ def search(ledger: Ledger, *, out: Path, jobs: int, stop: StopSignals, say: Say)
                 loop.handle(event)
 
 
-def _work(item: tuple[Claim, Path], channel: Any) -> Outcome:
-    claim, out = item
-    return carry_out((claim.config, out), channel)
-
-
 class _Loop:
     def __init__(self, ledger: Ledger, pool: Pool, out: Path, say: Say) -> None:
         self._ledger, self._pool, self._out, self._say = ledger, pool, out, say
+        self._claims: dict[int, Claim] = {}
 
     def fill(self) -> None:
         """Give every free process a trial."""
@@ -67,20 +63,18 @@ class _Loop:
                 claim = self._ledger.claim(alone=True, crowded_out=True)
             if claim is None:
                 return
-            self._pool.submit((claim, self._out))
+            self._claims[claim.trial] = claim
+            self._pool.submit(Task(claim.trial, claim.config, self._out))
             self._say(claim, "began", None)
             if claim.alone:
                 return
 
     def handle(self, event: Event) -> None:
         """Note what a trial's process did."""
-        claim: Claim = event.item[0]
+        claim = self._claims[event.item.trial]
         if event.kind == "asked" and isinstance(event.content, Told):
             told = event.content
-            value = measured(
-                {"final": told.point}, self._ledger.entries[claim.slot.label].search.measure
-            )
-            answer = self._ledger.report(claim, told.step, told.total, value)
+            answer = self._ledger.report(claim, told.step, told.total, told.point)
             self._pool.answer(event.item, answer)
             self._say(claim, "point", told)
         elif event.kind == "asked":

@@ -11,11 +11,20 @@ from rootfree_lab.config import Config
 from rootfree_lab.measures import is_out_of_memory
 from rootfree_lab.progress import Watcher
 from rootfree_lab.records import Record
-from rootfree_lab.search.attempts import ERROR, INTERRUPTED, MEMORY, PRUNED
+from rootfree_lab.search.outcomes import ERROR, INTERRUPTED, MEMORY, PRUNED
 from rootfree_lab.session import Point, Session
 from rootfree_lab.side_by_side import Channel
 from rootfree_lab.stopping import Interrupted, StopSignals
 from rootfree_lab.training import train
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process is told to do."""
+
+    trial: int  # Optuna's
+    config: Config
+    out: Path
 
 
 @dataclass(frozen=True)
@@ -58,9 +67,9 @@ class _Teller(Watcher):
         raise GivenUp(answer)
 
 
-def carry_out(item: tuple[Config, Path], channel: Channel) -> Outcome:
+def carry_out(task: Task, channel: Channel) -> Outcome:
     """Train a trial, from its checkpoint where there is one; what fails is told, not raised."""
-    config, out = item
+    config, out = task.config, task.out
     teller = _Teller(channel)
 
     def keep(record: Record) -> None:

@@ -123,7 +123,7 @@ def test_a_live_process_of_another_machine_keeps_its_trial(make, monkeypatch):
     clock[0] += 2
     assert ours.claim(alone=False).slot == lost.slot
     # What the other one says now, should it live after all, comes too late.
-    assert theirs.report(lost, 1, 2, 0.5) == "lost"
+    assert theirs.report(lost, 1, 2, {"test_error": 0.5}) == "lost"
     assert theirs.conclude(lost, record(0.0)) is False
 
 
@@ -242,12 +242,12 @@ def test_hopeless_trials_are_pruned_late_and_only_then(make):
             mine.append(claim)
     for claim, value in zip(mine[:4], (0.1, 0.2, 0.3, 0.4), strict=True):
         for step in (2, 5, 10):
-            assert here.report(claim, step, 10, value) == "go on"
+            assert here.report(claim, step, 10, {"test_error": value}) == "go on"
         here.conclude(claim, record(value))
     bad, good = mine[4:]
-    assert here.report(bad, 2, 10, 0.9) == "go on"  # too early to tell
-    assert here.report(bad, 5, 10, 0.9) == "prune"
-    assert here.report(good, 5, 10, 0.3) == "go on"
+    assert here.report(bad, 2, 10, {"test_error": 0.9}) == "go on"  # too early to tell
+    assert here.report(bad, 5, 10, {"test_error": 0.9}) == "prune"
+    assert here.report(good, 5, 10, {"test_error": 0.3}) == "go on"
     here.conclude(bad, record(0.9, failure="pruned"))
     status = next(s for s in here.statuses("SGD") if s.slot == bad.slot)
     assert status.ended

@@ -50,7 +50,7 @@ class Inline:
         self.items.append(item)
 
     def retire(self, item):
-        self.retired.append(item[0].slot.name)
+        self.retired.append(item.config.label)
 
     def ask_to_stop(self):
         pass
@@ -62,7 +62,7 @@ class Inline:
         if not self.items:
             return
         item, beside = self.items[0], len(self.items) - 1
-        name = item[0].slot.name
+        name = item.config.label
         if self.died.get(name, 0):
             self.died[name] -= 1
             self.items.pop(0)
