@@ -323,6 +323,46 @@ def report(
     typer.echo(f"{written.runs} runs, {len(written.figures)} figures: {written.page}")
 
 
+@app.command()
+def export(
+    records: Annotated[Path, typer.Argument(help="A records.jsonl, or a folder with such files.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="File to write.")] = Path("runs.csv"),
+    curves: Annotated[
+        bool, typer.Option("--curves", help="A row for each point of a curve, not for each run.")
+    ] = False,
+) -> None:
+    """Write the records of runs as CSV, for a spreadsheet or pandas."""
+    from rootfree_lab.exit_codes import with_exit_codes
+    from rootfree_lab.report.export import export as write
+
+    def work() -> int:
+        rows, problems = write(records, out, curves=curves)
+        for problem in problems:
+            typer.echo(f"left out: {problem}", err=True)
+        typer.echo(f"{rows} rows: {out}")
+        return 0
+
+    raise typer.Exit(with_exit_codes(work))
+
+
+@app.command()
+def new(
+    path: Annotated[
+        Path, typer.Argument(dir_okay=False, help="File to write; one that is there is kept.")
+    ] = Path("experiment.toml"),
+) -> None:
+    """Write a commented config to start from."""
+    from rootfree_lab.exit_codes import with_exit_codes
+    from rootfree_lab.new_config import write_new
+
+    def work() -> int:
+        write_new(path)
+        typer.echo(f"wrote {path}; try: rootfree train {path}")
+        return 0
+
+    raise typer.Exit(with_exit_codes(work))
+
+
 @data_app.command("list")
 def data_list(cache: Cache = None) -> None:
     """Show the data sets: kind, size, whether they are here, how to get them."""

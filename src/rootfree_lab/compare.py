@@ -17,6 +17,7 @@ from rootfree_lab import checkpoints
 from rootfree_lab.checkpoints import checkpoint_path
 from rootfree_lab.config import Config
 from rootfree_lab.many_runs import LatestLines, carry_out, side_by_side
+from rootfree_lab.own_code import shown
 from rootfree_lab.progress import Bar, Lines, Watcher, plain_lines
 from rootfree_lab.records import Record
 from rootfree_lab.session import check
@@ -99,7 +100,7 @@ def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) 
     if by_result:
         rows.sort(key=lambda row: row.order)
     first = runs[0]
-    made = Table(title=f"{first.data.name}, {first.model.name}: medians")
+    made = Table(title=f"{shown(first.data.name)}, {shown(first.model.name)}: medians")
     made.add_column("optimizer", overflow="fold")  # a label is not cut
     for heading in ("runs", "training loss", "test loss", "test error", "seconds", "optimizer ms"):
         made.add_column(heading, justify="right")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rootfree_lab import own_code
 from rootfree_lab.config import (
     Config,
     DataConfig,
@@ -51,6 +52,8 @@ def read_tables(path: Path, assignments: Iterable[str] = ()) -> Table:
         name, value = parse_assignment(text)
         _assign(tables, name, value)
     _check_entries(tables)
+    for each in (tables, *tables.get("compare", [])):
+        own_code.make_absolute(each, path.parent)
     return tables
 
 

@@ -1,19 +1,16 @@
-"""What a person sees of a run: a bar on a terminal, lines elsewhere, TensorBoard if asked."""
+"""What a person sees of a run: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from rootfree_lab.checkpoints import file_name
 from rootfree_lab.session import Point, Session
 
 _REFRESH = 0.5  # seconds: each look at the loss waits for the device
@@ -172,35 +169,3 @@ class LiveBar(Bar):
         traceback: TracebackType | None,
     ) -> None:
         self._live.stop()
-
-
-class TensorBoard(Watcher):
-    """Scalars for TensorBoard, one folder a run."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                "output.tensorboard needs the package tensorboard: pip install 'rootfree[lab]', "
-                "or leave it off"
-            ) from error
-        self._folder = folder
-        self._make: Any = SummaryWriter
-        self._writer: Any = None
-
-    def begin(self, session: Session) -> None:
-        config = session.config
-        name = f"{file_name(config)}-{config.identity()}"
-        # What an interrupted run logged after its checkpoint is dropped.
-        self._writer = self._make(str(self._folder / name), purge_step=session.done)
-
-    def point(self, session: Session, point: Point) -> None:
-        for name, value in point.items():
-            if value is not None and name != "step":
-                self._writer.add_scalar(name, value, session.done)
-        self._writer.flush()
-
-    def end(self) -> None:
-        if self._writer is not None:
-            self._writer.close()

@@ -13,8 +13,9 @@ from rootfree_lab import checkpoints
 from rootfree_lab.config import Config
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.devices import choose_device
+from rootfree_lab.loggers import loggers
 from rootfree_lab.measures import PARTS, reset_peak
-from rootfree_lab.progress import TensorBoard, Watcher
+from rootfree_lab.progress import Watcher
 from rootfree_lab.records import Record, append_record, read_records, versions
 from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
 from rootfree_lab.session import Diverged, Session, describe
@@ -70,9 +71,7 @@ def train(
     make_output_folder(out)
     device = choose_device(config.train.device)
     path = checkpoints.checkpoint_path(out, config)
-    all_watchers = list(watchers)
-    if config.output.tensorboard:
-        all_watchers.append(TensorBoard(out / "tensorboard"))
+    all_watchers = [*watchers, *loggers(config.output, out)]
     with deterministic_algorithms(config.train.deterministic, device):
         saved = checkpoints.load(path, config) if resume and path.exists() else None
         session = Session(config, device)
