@@ -33,7 +33,7 @@ from rootfree_lab.search.settings import Entry, Slot
 from rootfree_lab.search.spaces import Space, as_table, narrowed, space_of
 from rootfree_lab.search.storage import StorageError
 
-# Seconds without a sign of life after which a process of another machine counts as dead.
+# Seconds without a sign of life after which a process counts as dead, wherever it is.
 STALE = 180.0
 
 
@@ -175,9 +175,9 @@ class Ledger:
     def _is_dead(self, attempt: Attempt) -> bool:
         if attempt.worker == self._token:  # this process's, which knows nothing of it
             return True
-        alive = liveness.is_alive(attempt.worker)
-        if alive is not None:
-            return not alive
+        if liveness.is_alive(attempt.worker) is False:
+            return True
+        # Of another machine; or another process has its number since the machine began anew.
         now = time.monotonic()
         beat, since = self._seen.get(attempt.id, (None, now))
         if beat != attempt.beat:

@@ -1,4 +1,4 @@
-"""Is the process alive that has a trial? On its own machine that is known at once."""
+"""Is the process alive that has a trial? On its own machine a death is known at once."""
 
 from __future__ import annotations
 

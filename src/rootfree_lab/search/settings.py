@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def _space(config: Config, search: SearchConfig) -> Space:
     return space_of(config.optimizer.name, search.spaces.get(config.label, {}), where)
 
 
-def check(entries: Iterable[Entry]) -> None:
+def check(entries: Sequence[Entry]) -> None:
     """Raise what would stop a trial later: missing data, unknown settings, values out of range."""
     for entry in entries:
         session.check(entry.config)
@@ -147,15 +147,18 @@ def check(entries: Iterable[Entry]) -> None:
                 f"search.measure must not be 'test_error' for {entry.config.data.name}: its runs "
                 "have none"
             )
+    check_spaces(entries)
+
+
+def check_spaces(entries: Iterable[Entry]) -> None:
+    """Raise where an optimizer does not take the settings that may be drawn for it."""
+    for entry in entries:
         middle = {name: allowed.at(0.5) for name, allowed in entry.space.items()}
         for name, allowed in entry.space.items():
             for value in allowed.ends():
                 # Some settings need one another: to blame is one that is wrong alone and among all.
-                alone, among = (
-                    _refusal(entry, {name: value}),
-                    _refusal(entry, {**middle, name: value}),
-                )
-                if alone is not None and among is not None:
+                alone = _refusal(entry, {name: value})
+                if alone is not None and _refusal(entry, {**middle, name: value}) is not None:
                     raise ConfigError(f"search.spaces.{entry.label}.{name}: {alone}") from alone
         together = _refusal(entry, middle)
         if together is not None:

@@ -107,11 +107,13 @@ def test_the_trial_of_a_dead_process_is_taken_over(make, monkeypatch):
     assert again.trial != lost.trial
 
 
-def test_a_live_process_of_another_machine_keeps_its_trial(make, monkeypatch):
+@pytest.mark.parametrize("here", [False, True], ids=["elsewhere", "a number used again"])
+def test_a_live_process_keeps_its_trial_while_it_beats(make, monkeypatch, here):
     pretend_another(monkeypatch)
     theirs = make()
     lost = theirs.claim(alone=False)
     monkeypatch.undo()
+    monkeypatch.setattr(liveness, "is_alive", lambda token: True if here else None)
     ours, clock = make(), [0.0]
     monkeypatch.setattr(ledger.time, "monotonic", lambda: clock[0])
     assert ours.claim(alone=False).slot != lost.slot

@@ -11,6 +11,7 @@ import torch
 from rootfree_lab import models, optimizers
 from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.config_reading import plain_options
+from rootfree_lab.search.settings import check_spaces, load_entries
 
 FOLDER = Path(__file__).parents[3] / "configs"
 FILES = sorted(FOLDER.rglob("*.toml"))
@@ -53,9 +54,31 @@ def test_settings_are_known_to_who_gets_them(file):
     for run in runs:
         assert run.data == runs[0].data
         assert run.model == runs[0].model
+        if not optimizers.available(run.optimizer.name):
+            continue
         optimizers.build(
             run.optimizer.name,
             small,
             batch_size=run.train.batch_size,
             **plain_options(run.optimizer.options),
         )
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_settings_can_be_searched(file):
+    entries = load_entries(file)
+    assert len({tuple(entry.search.trials) for entry in entries}) == 1
+    check_spaces([e for e in entries if optimizers.available(e.config.optimizer.name)])
+
+
+def test_the_root_switch_compares_like_with_like():
+    """The same budget, number of settings, refreshes and companion on both sides."""
+    files = [file for file in FILES if file.stem.startswith("root_switch_")]
+    assert {f.stem.rpartition("_")[2] for f in files} == {"cnn", "vit", "gpt", "lstm", "gnn"}
+    for file in files:
+        removed, kept = (e for e in load_entries(file) if e.label.startswith("IF"))
+        assert {removed.label, kept.label} == {"IFShampoo", "IFWhitening"}
+        assert list(removed.space) == list(kept.space)
+        assert removed.config.optimizer.options == kept.config.optimizer.options
+        assert removed.space["companion_options.lr"] == kept.space["companion_options.lr"]
+        assert removed.space["weight_decay"] == kept.space["weight_decay"]
