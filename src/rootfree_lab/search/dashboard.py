@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import socket
 import threading
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.search.storage import open_storage
@@ -12,14 +13,17 @@ from rootfree_lab.search.storage import open_storage
 HOST = "127.0.0.1"
 
 
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing: the terminal is the search's."""
+
+
 def serve(where: str, port: int) -> str:
     """Serve a storage from a thread that ends with the process; returns the address."""
-    with socket.socket() as probe:
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise ConfigError(f"--dashboard: port {port} of {HOST} is taken: {error}") from error
-    run = importlib.import_module("optuna_dashboard").run_server
-    arguments = {"storage": open_storage(where), "host": HOST, "port": port}
-    threading.Thread(target=run, kwargs=arguments, daemon=True).start()
-    return f"http://{HOST}:{port}"
+    app = importlib.import_module("optuna_dashboard").wsgi(open_storage(where))
+    try:
+        server = make_server(HOST, port, app, handler_class=_Quiet)
+    except OSError as error:
+        raise ConfigError(f"--dashboard: port {port} of {HOST} cannot be had: {error}") from error
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://{HOST}:{server.server_port}/dashboard"

@@ -7,15 +7,18 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from rootfree_lab import commands
+from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.records import read_records
-from rootfree_lab.search import command
+from rootfree_lab.search import command, dashboard
 from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.settings import load_entries
 from rootfree_lab.search.storage import open_storage
@@ -160,3 +163,26 @@ def test_bad_arguments_are_refused(tmp_path, config_file, arguments, said):
     assert result.exit_code == 2
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+def test_the_dashboard_listens_on_this_machine_alone(tmp_path, monkeypatch):
+    served = []
+
+    def wsgi(storage):
+        served.append(storage)
+
+        def app(environment, start_response):
+            start_response("200 OK", [("Content-Type", "text/plain")])
+            return [environment["PATH_INFO"].encode()]
+
+        return app
+
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", SimpleNamespace(wsgi=wsgi))
+    address = dashboard.serve(str(tmp_path / "journal.log"), 0)
+    assert address.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        assert answer.read() == b"/dashboard"
+    assert len(served) == 1
+    port = int(address.split(":")[2].partition("/")[0])
+    with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1"):
+        dashboard.serve(str(tmp_path / "journal.log"), port)
