@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rootfree_lab import own_code
@@ -73,10 +74,19 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model, or a user's own (see `own_code`), and the options of its builder."""
+    """Which model, or a user's own (see `own_code`), and the options of its builder.
+
+    `weights` is a file to start from, `fresh` names the parts that start anew all the same.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+    fresh: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.fresh and self.weights is None:
+            raise ValueError(f"fresh goes with model.weights, got {list(self.fresh)} without it")
 
 
 @dataclass(frozen=True)
@@ -178,10 +188,11 @@ class TrainConfig:
 class OutputConfig:
     """What is written on the side; nothing here changes a result or the run's identity.
 
-    `wandb` is the project of Weights & Biases to log to. `timing` splits the time of a step into
-    data, forward, backward and optimizer.
+    `weights` saves those of the trained model. `wandb` is the project of Weights & Biases to log
+    to. `timing` splits the time of a step into data, forward, backward and optimizer.
     """
 
+    weights: bool = False
     tensorboard: bool = False
     wandb: str | None = None
     timing: bool = True
@@ -213,6 +224,10 @@ class Config:
         del table["label"], table["output"]
         options = table["optimizer"].pop("options")
         table["optimizer"].update(options)
+        if self.model.weights is None:
+            del table["model"]["weights"], table["model"]["fresh"]
+        else:  # the same weights may lie elsewhere
+            table["model"]["weights"] = own_code.file_checksum(Path(self.model.weights))
         for section, field_name in own_code.SETTINGS:
             name = table[section][field_name]
             if own_code.is_own(name):

@@ -52,7 +52,21 @@ def shown(name: str) -> str:
 def checksum(name: str) -> str:
     """Of the file that a name stands for; not of what that file imports."""
     path = _source(name)
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path is not None else ""
+    return "" if path is None else file_checksum(path)
+
+
+def file_checksum(path: Path) -> str:
+    """Of the bytes of a file; empty where there is none, which others say better."""
+    try:
+        status = path.stat()
+        return _checksum(path, status.st_mtime_ns, status.st_size)
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=64)  # an identity is asked for often
+def _checksum(path: Path, changed: int, size: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _source(name: str) -> Path | None:

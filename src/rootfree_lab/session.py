@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from rootfree_lab import data, models, own_code
+from rootfree_lab import data, models, own_code, weights
 from rootfree_lab import optimizers as optimizer_registry
 from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config, DataConfig
@@ -72,6 +72,8 @@ def check(config: Config) -> None:
     check_packages(config.output)
     dataset = _dataset(config.data)
     models.check(config.model.name, dataset, plain_options(config.model.options))
+    if config.model.weights is not None:
+        weights.check(Path(config.model.weights))
     make_loss(config.train, classes=dataset.classes, kind=dataset.kind)
     optimizer_registry.check(config.optimizer.name, plain_options(config.optimizer.options))
 
@@ -102,6 +104,8 @@ class Session:
         unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by
         self._test_loss = make_loss(unsmoothed, classes=dataset.classes, kind=dataset.kind)
         self.model = models.build(config.model.name, dataset, **plain_options(config.model.options))
+        if config.model.weights is not None:
+            weights.load_(self.model, Path(config.model.weights), config.model.fresh)
         self.model.to(device).train()
         by_nodes = getattr(self.model, "takes_nodes", False)
         augment = config.data.augment

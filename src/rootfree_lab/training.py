@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rootfree_lab import checkpoints
+from rootfree_lab import checkpoints, weights
 from rootfree_lab.config import Config
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.devices import choose_device
@@ -89,6 +89,8 @@ def train(
         finally:
             for watcher in all_watchers:
                 watcher.end()
+    if config.output.weights and record["completed"]:
+        weights.save(weights.weights_path(out, config), session.model)
     if keep is None:
         append_record(records_path(out), record)
     else:

@@ -183,6 +183,21 @@ def test_the_second_stage_is_around_the_best_and_stays(make):
     assert len(make("search.trials=[3, 6]").statuses("SGD")) == 9
 
 
+def test_a_failed_trial_that_is_repeated_later_does_not_move_the_second_stage(make):
+    here = make("search.trials=[2, 1]")
+    first, second = [
+        c for c in (here.claim(alone=False) for _ in range(4)) if c.slot.label == "SGD"
+    ]
+    here.conclude(first, record(0.3))
+    here.fail(second, "error", "a full disk")
+    before = here.space("SGD", 2, here.statuses("SGD"))
+    again = make("search.trials=[2, 1]", retry_failed=True)
+    claim = again._claim(second.slot, again.entries["SGD"].space, False)
+    again.conclude(claim, record(0.1))
+    assert attempts.best(again.statuses("SGD")).slot == second.slot
+    assert again.space("SGD", 2, again.statuses("SGD")) == before
+
+
 def test_where_no_wide_trial_completes_the_space_stays_wide(make):
     here = make("search.trials=[1, 1]")
     for _ in range(2):
