@@ -49,6 +49,7 @@ class Display:
             self._running[claim.trial] = f"{name} · {_progress(content)}"
         else:
             self._running.pop(claim.trial, None)
+        if kind in ("ended", "failed"):
             text = content if kind == "failed" else outcome(content)
             plain_lines(self._console)(f"{name} · {text} · {self._best(claim.slot.label)}")
         if kind != "point" and self._live is not None:

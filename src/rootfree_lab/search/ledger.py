@@ -225,8 +225,8 @@ class Ledger:
             completed = outcome == outcomes.COMPLETED
             values = [value] if completed and value is not None else None
             self._storage.set_trial_state_values(trial, STATES[outcome], values)
-        except UpdateFinishedTrialError:
-            return False
+        except UpdateFinishedTrialError:  # by somebody else; or here, and the answer was lost
+            return self._storage.get_trial(trial).state == STATES[outcome]
         return True
 
     def fail(self, claim: Claim, outcome: str, message: str) -> None:

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rootfree_lab.records import append_missing
 from rootfree_lab.search.ledger import Claim, Ledger
 from rootfree_lab.search.outcomes import DIED, INTERRUPTED, MEMORY
+from rootfree_lab.search.storage import patiently
 from rootfree_lab.search.trials import Task, Told, carry_out
 from rootfree_lab.side_by_side import Event, Pool
 from rootfree_lab.stopping import Interrupted, StopSignals
@@ -21,7 +23,7 @@ _BEAT = 30.0  # seconds between signs of life
 _LOOK = 1.0  # seconds between looks at the signals
 _OTHERS = 5.0  # seconds between looks at what other machines do
 
-#: Called with a trial, "began", "point", "ended" or "failed", and what there is to say about it.
+#: Called with a trial, what it did (began, point, ended, failed, stopped), and the details.
 Say = Callable[[Claim, str, Any], None]
 
 
@@ -42,7 +44,7 @@ def search(ledger: Ledger, *, out: Path, jobs: int, stop: StopSignals, say: Say)
             if not pool.running:
                 if stop.received is not None:
                     raise Interrupted(stop.received, None)
-                if ledger.finished():
+                if patiently(ledger.finished):
                     return
                 time.sleep(_OTHERS)  # other processes have the rest
             for event in pool.events(_LOOK):
@@ -58,9 +60,9 @@ class _Loop:
         """Give every free process a trial."""
         alone = self._pool.jobs == 1
         while self._pool.free:
-            claim = self._ledger.claim(alone=alone)
+            claim = patiently(partial(self._ledger.claim, alone=alone))
             if claim is None and not self._pool.running and not alone:
-                claim = self._ledger.claim(alone=True, crowded_out=True)
+                claim = patiently(partial(self._ledger.claim, alone=True, crowded_out=True))
             if claim is None:
                 return
             self._claims[claim.trial] = claim
@@ -74,15 +76,18 @@ class _Loop:
         claim = self._claims[event.item.trial]
         if event.kind == "asked" and isinstance(event.content, Told):
             told = event.content
-            answer = self._ledger.report(claim, told.step, told.total, told.point)
-            self._pool.answer(event.item, answer)
+            report = partial(self._ledger.report, claim, told.step, told.total, told.point)
+            self._pool.answer(event.item, patiently(report))
             self._say(claim, "point", told)
         elif event.kind == "asked":
             # In the storage before the process lets go of its checkpoint.
-            if self._ledger.conclude(claim, event.content):
-                append_missing(records_path(self._out), [event.content])
+            kept = patiently(partial(self._ledger.conclude, claim, event.content))
             self._pool.answer(event.item, None)
-            self._say(claim, "ended", event.content)
+            if kept:
+                append_missing(records_path(self._out), [event.content])
+                self._say(claim, "ended", event.content)
+            else:
+                self._say(claim, "failed", "another process had taken it for dead and has it now")
         elif event.kind == "died":
             self._fail(claim, DIED, str(event.content))
         elif event.content.kind:
@@ -91,8 +96,10 @@ class _Loop:
             self._fail(claim, event.content.kind, event.content.message)
 
     def _fail(self, claim: Claim, outcome: str, message: str) -> None:
-        self._ledger.fail(claim, outcome, message)
-        if outcome != INTERRUPTED:
+        patiently(partial(self._ledger.fail, claim, outcome, message))
+        if outcome == INTERRUPTED:
+            self._say(claim, "stopped", None)
+        else:
             status = next(
                 s for s in self._ledger.statuses(claim.slot.label) if s.slot == claim.slot
             )

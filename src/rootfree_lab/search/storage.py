@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from filelock import Timeout
@@ -17,6 +18,9 @@ from rootfree_lab.appending import append_lines
 from rootfree_lab.config_reading import ConfigError
 
 _PATIENCE = 60.0  # seconds for which another process may hold the storage
+_DELAYS = (1, 2, 4, 8, 16, 32)  # seconds between attempts
+
+T = TypeVar("T")
 
 
 class StorageError(ValueError):
@@ -84,6 +88,18 @@ def in_words(where: str) -> Iterator[None]:
         raise StorageError(
             f"the storage {shown} {what}: {_line(error.__cause__ or error)}"
         ) from error
+
+
+def patiently(action: Callable[[], T]) -> T:
+    """Do something with a storage; one that does not answer is asked again for a minute."""
+    for seconds in _DELAYS:
+        try:
+            return action()
+        except Exception as error:
+            if not (isinstance(error, OSError | Timeout) or _of_a_database(error)):
+                raise
+            time.sleep(seconds)
+    return action()
 
 
 def _line(error: BaseException) -> str:

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import Timeout
+from optuna.exceptions import StorageInternalError
 
 from rootfree_lab import measures
 from rootfree_lab.config_files import load_comparison, read_tables
@@ -233,6 +235,40 @@ def test_asked_to_stop_it_leaves_the_rest(run):
     with pytest.raises(Interrupted):
         run("search.trials=[1, 0]", stop=stop)
     assert len(names(run("search.trials=[1, 0]")[2], "ended")) == 2
+
+
+def test_a_storage_that_is_away_for_a_while_loses_nothing(run, monkeypatch):
+    slept, troubles = [], [OSError("gone"), Timeout("busy"), StorageInternalError("restarting")]
+    monkeypatch.setattr("rootfree_lab.search.storage.time", SimpleNamespace(sleep=slept.append))
+    real = Ledger._conclude
+
+    def away(self, *arguments):
+        kept = len(troubles) > 1 or real(self, *arguments)  # the last time the answer is lost
+        if troubles:
+            raise troubles.pop(0)
+        return kept
+
+    monkeypatch.setattr(Ledger, "_conclude", away)
+    _, out, said = run("search.trials=[1, 0]")
+    assert slept == [1, 2, 4]
+    assert len(names(said, "ended")) == 2
+    assert len(read_records(records_path(out))) == 2
+
+
+def test_a_result_that_comes_too_late_is_said_to(run, monkeypatch):
+    real, once = Ledger.conclude, []
+
+    def late(self, claim, record):
+        if not once:
+            once.append(claim.slot.name)
+            self._close(claim.trial, "abandoned", "taken for dead")
+        return real(self, claim, record)
+
+    monkeypatch.setattr(Ledger, "conclude", late)
+    ledger, _, said = run("search.trials=[1, 0]")
+    assert [n for n, kind, text in said if kind == "failed" and "for dead" in text] == once
+    assert sorted(names(said, "ended")) == ["AdamW 1.0", "SGD 1.0"]
+    assert ledger.finished()
 
 
 def test_a_beating_heart_survives_a_storage_that_does_not_answer(monkeypatch):
