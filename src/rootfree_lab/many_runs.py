@@ -79,6 +79,8 @@ def side_by_side(
                 run: Config = event.item[0]
                 if event.kind == "told":
                     tell(run, event.content)
+                elif event.kind == "died" and asked:
+                    continue  # before it could listen
                 elif event.kind == "died":
                     yield run, _note_failure(run, out, RuntimeError(event.content))
                 elif event.content == _CROWDED_OUT:

@@ -96,10 +96,10 @@ class Status:
         return tuple(a for a in self.attempts if a.running)
 
     @property
-    def owner(self) -> Attempt:
+    def owner(self) -> Attempt | None:
         """The attempt that counts among those that are running or have a result."""
         count = (a for a in self.attempts if a.running or a.trial.state in STATES.values())
-        return min(count, key=lambda a: a.trial.number)
+        return min(count, key=lambda a: a.trial.number, default=None)
 
     @property
     def ended(self) -> bool:

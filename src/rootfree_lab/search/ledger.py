@@ -92,10 +92,12 @@ class Ledger:
     def statuses(self, label: str) -> list[Status]:
         """Where the trials of an entry stand."""
         found: dict[Slot, list[Attempt]] = {slot: [] for slot in self.entries[label].slots}
+        planned = len(found)
         for attempt in attempts(label, self._studies[label].get_trials(deepcopy=False)):
-            # Fewer narrowed trials than before: those that are there still count.
             found.setdefault(attempt.slot, []).append(attempt)
-        return [Status(slot, tuple(mine), self._forgiven[label]) for slot, mine in found.items()]
+        statuses = [Status(slot, tuple(a), self._forgiven[label]) for slot, a in found.items()]
+        # Fewer narrowed trials than once: those that have a result still count.
+        return statuses[:planned] + [s for s in statuses[planned:] if s.result is not None]
 
     def space(self, label: str, stage: int, statuses: list[Status]) -> Space | None:
         """The space of a stage; None while the stage before it goes on."""
@@ -151,12 +153,10 @@ class Ledger:
             },
         )  # fmt: skip
         mine = self._storage.create_new_trial(study._study_id, template)
-        for status in self.statuses(slot.label):
-            if status.slot != slot:
-                continue
-            if status.owner.id != mine:
-                self._close(mine, outcomes.WITHDRAWN, "another process was first")
-                return None
+        owner = next(s.owner for s in self.statuses(slot.label) if s.slot == slot)
+        if owner is None or owner.id != mine:
+            self._close(mine, outcomes.WITHDRAWN, "another process was first")
+            return None
         claim = Claim(slot, mine, entry.trial(slot, settings), alone)
         self.claims[mine] = claim
         return claim

@@ -33,7 +33,7 @@ def search(ledger: Ledger, *, out: Path, jobs: int, stop: StopSignals, say: Say)
     A trial that has no memory beside others, or whose process died, is tried once more alone.
     """
     with Pool(carry_out, jobs) as pool, _beating(ledger):
-        loop = _Loop(ledger, pool, out, say)
+        loop = _Loop(ledger, pool, out, say, stop)
         asked = False
         while True:
             if stop.received is None:
@@ -52,14 +52,14 @@ def search(ledger: Ledger, *, out: Path, jobs: int, stop: StopSignals, say: Say)
 
 
 class _Loop:
-    def __init__(self, ledger: Ledger, pool: Pool, out: Path, say: Say) -> None:
-        self._ledger, self._pool, self._out, self._say = ledger, pool, out, say
+    def __init__(self, ledger: Ledger, pool: Pool, out: Path, say: Say, stop: StopSignals) -> None:
+        self._ledger, self._pool, self._out, self._say, self._stop = ledger, pool, out, say, stop
         self._claims: dict[int, Claim] = {}
 
     def fill(self) -> None:
-        """Give every free process a trial."""
+        """Give every free process a trial, unless one has to be alone."""
         alone = self._pool.jobs == 1
-        while self._pool.free:
+        while self._pool.free and not any(self._claims[t.trial].alone for t in self._pool.running):
             claim = patiently(partial(self._ledger.claim, alone=alone))
             if claim is None and not self._pool.running and not alone:
                 claim = patiently(partial(self._ledger.claim, alone=True, crowded_out=True))
@@ -68,8 +68,6 @@ class _Loop:
             self._claims[claim.trial] = claim
             self._pool.submit(Task(claim.trial, claim.config, self._out))
             self._say(claim, "began", None)
-            if claim.alone:
-                return
 
     def handle(self, event: Event) -> None:
         """Note what a trial's process did."""
@@ -89,7 +87,9 @@ class _Loop:
             else:
                 self._say(claim, "failed", "another process had taken it for dead and has it now")
         elif event.kind == "died":
-            self._fail(claim, DIED, str(event.content))
+            # Asked to stop before it could listen, a process just ends.
+            stopped = self._stop.received is not None
+            self._fail(claim, INTERRUPTED if stopped else DIED, str(event.content))
         elif event.content.kind:
             if event.content.kind == MEMORY:
                 self._pool.retire(event.item)  # gives back all that it holds

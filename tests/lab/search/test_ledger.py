@@ -94,6 +94,31 @@ def test_of_two_claims_at_one_moment_one_is_withdrawn(make, monkeypatch):
     assert outcomes.count("withdrawn") == 1
 
 
+def test_a_claim_that_was_closed_while_it_was_made_is_none(make, monkeypatch):
+    here = make()
+    add = here._storage.create_new_trial
+
+    def slow(study, template):
+        trial = add(study, template)
+        make()._close(trial, "abandoned", "it slept")
+        return trial
+
+    monkeypatch.setattr(here._storage, "create_new_trial", slow)
+    assert here._claim(here.entries["SGD"].slots[0], here.entries["SGD"].space, False) is None
+    assert here.claims == {}
+
+
+def test_fewer_narrowed_trials_than_once(make):
+    here = make("search.trials=[1, 2]", "search.measure=test_loss")
+    while (claim := here.claim(alone=True)) is not None:
+        if claim.slot.number == 1:
+            here.fail(claim, "interrupted", "")
+            break
+        here.conclude(claim, record(0.1))
+    fewer = make("search.trials=[1, 1]", "search.measure=test_loss")
+    assert all(status.slot.number == 0 for status in fewer.statuses(claim.slot.label))
+
+
 def test_the_trial_of_a_dead_process_is_taken_over(make, monkeypatch):
     dead = f"{liveness.token().rsplit('|', 1)[0]}|0"  # this process began at another time
     pretend_another(monkeypatch, dead)

@@ -16,8 +16,8 @@ from rootfree_lab.config_reading import read_toml
 from rootfree_lab.records import read_records
 from rootfree_lab.search import loop, results, trials
 from rootfree_lab.search.attempts import best
-from rootfree_lab.search.ledger import Ledger
-from rootfree_lab.search.settings import load_entries
+from rootfree_lab.search.ledger import Claim, Ledger
+from rootfree_lab.search.settings import Slot, load_entries
 from rootfree_lab.search.storage import open_storage
 from rootfree_lab.side_by_side import Event
 from rootfree_lab.stopping import Interrupted, StopSignals
@@ -227,6 +227,47 @@ def test_a_trial_whose_process_dies_is_tried_again(run, monkeypatch):
     assert names(said, "failed") == ["SGD 1.0", "AdamW 1.1", "AdamW 1.1"]
     assert sorted(names(said, "ended")) == ["AdamW 1.0", "SGD 1.0", "SGD 1.1"]
     assert ledger.finished()
+
+
+def test_nothing_runs_beside_a_trial_that_has_to_be_alone(tmp_path):
+    """Not even what becomes free meanwhile, such as the trial of another machine that died."""
+    lonely = Claim(Slot("SGD", 1, 0), 1, SimpleNamespace(label="lonely"), alone=True)
+    freed = Claim(Slot("SGD", 1, 1), 2, SimpleNamespace(label="freed"), alone=False)
+    others = [None, freed, None]
+
+    def claim(*, alone, crowded_out=False):
+        return lonely if crowded_out else others.pop(0)
+
+    pool = Inline(None, 2)
+    filling = loop._Loop(
+        SimpleNamespace(claim=claim), pool, tmp_path, lambda *_: None, StopSignals()
+    )
+    for _ in range(2):
+        filling.fill()
+        assert [task.config.label for task in pool.items] == ["lonely"]
+    pool.items.clear()
+    filling.fill()
+    assert [task.config.label for task in pool.items] == ["freed"]
+
+
+def test_a_process_that_ends_when_asked_to_stop_has_not_died(
+    run, monkeypatch, tmp_path, config_file
+):
+    stop = StopSignals()
+    monkeypatch.setattr(Inline, "died", {"SGD 1.0": 1, "AdamW 1.0": 1})
+    monkeypatch.setattr(Inline, "submit", lambda self, item: self.items.append(item) or ask(stop))
+
+    def ask(stop):
+        stop.received = 15
+
+    with pytest.raises(Interrupted):
+        run("search.trials=[1, 0]", stop=stop)
+    entries = load_entries(config_file, ["search.trials=[1, 0]"])
+    ledger = Ledger(open_storage(str(tmp_path / "journal.log")), "s", entries)
+    outcomes = [
+        a.outcome for label in ledger.entries for s in ledger.statuses(label) for a in s.attempts
+    ]
+    assert set(outcomes) == {"interrupted"}
 
 
 def test_asked_to_stop_it_leaves_the_rest(run):
