@@ -74,6 +74,7 @@ def side_by_side(
             while waiting and pool.free:
                 pool.submit((waiting.pop(0), out, True))
             if later and not pool.running:
+                pool.retire_idle()  # alone with all the memory
                 pool.submit((later.pop(0), out, False))
             for event in pool.events(_LOOK):
                 run: Config = event.item[0]
@@ -85,7 +86,7 @@ def side_by_side(
                     yield run, _note_failure(run, out, RuntimeError(event.content))
                 elif event.content == _CROWDED_OUT:
                     tell(run, f"{run.label} seed {run.train.seed} · no memory; again, alone, later")
-                    pool.retire(event.item)
+                    pool.retire_idle()
                     later.append(run)
                 elif event.content != _INTERRUPTED:
                     yield run, event.content

@@ -7,6 +7,7 @@ way that SIGTERM ends it.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -120,11 +121,11 @@ class Pool:
         with suppress(OSError):
             self._of(item).connection.send(content)
 
-    def retire(self, item: Any) -> None:
-        """End the idle worker that had this item, with all the memory that it holds."""
-        worker = next(w for w in self._workers if w.item is item and not w.busy)
-        self._workers.remove(worker)
-        worker.end()
+    def retire_idle(self) -> None:
+        """End the workers that have nothing to do, with all the memory that they hold."""
+        for worker in [w for w in self._workers if not w.busy]:
+            self._workers.remove(worker)
+            worker.end()
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM to all that are busy."""
@@ -169,6 +170,9 @@ def _serve(work: Work, connection: Any, threads: int) -> None:
     with suppress(EOFError, OSError, KeyboardInterrupt):  # the owner has closed the line
         while True:
             connection.send(("done", work(connection.recv(), channel)))
+            if torch.cuda.is_initialized():  # others may need what this one has kept
+                gc.collect()
+                torch.cuda.empty_cache()
 
 
 def _end_with_the_owner() -> None:

@@ -63,6 +63,8 @@ class _Loop:
             claim = patiently(partial(self._ledger.claim, alone=alone))
             if claim is None and not self._pool.running and not alone:
                 claim = patiently(partial(self._ledger.claim, alone=True, crowded_out=True))
+                if claim is not None:
+                    self._pool.retire_idle()  # alone with all the memory
             if claim is None:
                 return
             self._claims[claim.trial] = claim
@@ -92,7 +94,7 @@ class _Loop:
             self._fail(claim, INTERRUPTED if stopped else DIED, str(event.content))
         elif event.content.kind:
             if event.content.kind == MEMORY:
-                self._pool.retire(event.item)  # gives back all that it holds
+                self._pool.retire_idle()  # the one that failed among them
             self._fail(claim, event.content.kind, event.content.message)
 
     def _fail(self, claim: Claim, outcome: str, message: str) -> None:

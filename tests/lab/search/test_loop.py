@@ -28,7 +28,7 @@ class Inline:
     """A pool whose workers work when it is asked for events."""
 
     died: dict[str, int] = {}
-    retired: list[str] = []
+    retired: list[list[str]] = []
 
     def __init__(self, work, jobs):
         self.work, self.jobs, self.items = work, jobs, []
@@ -51,8 +51,8 @@ class Inline:
     def submit(self, item):
         self.items.append(item)
 
-    def retire(self, item):
-        self.retired.append(item.config.label)
+    def retire_idle(self):
+        self.retired.append([task.config.label for task in self.items])
 
     def ask_to_stop(self):
         pass
@@ -213,7 +213,8 @@ def test_a_trial_without_memory_is_tried_again_alone(run, monkeypatch, enough_al
     monkeypatch.setattr(trials, "train", greedy)
     ledger, _, said = run("search.trials=[2, 1]")
     assert beside == [1, 0]
-    assert Inline.retired[0] == "SGD 1.0"
+    # Where it failed, and before it is alone: nobody keeps memory that nobody works with.
+    assert Inline.retired[:2] == [["AdamW 1.0"], []]
     failures = [c for name, kind, c in said if kind == "failed"]
     assert "tried again, alone" in failures[0]
     assert len(failures) == (1 if enough_alone else 2)

@@ -57,8 +57,8 @@ class Pretending:
         self.items.append(item)
         self.submitted.append((item[0].label, item[2], len(self.items)))
 
-    def retire(self, item):
-        pass
+    def retire_idle(self):
+        self.submitted.append("retired")
 
     def ask_to_stop(self):
         for item in self.items:
@@ -93,7 +93,9 @@ def test_a_run_without_memory_waits_until_it_is_alone(pretend):
     )
     assert records == {"SGD": {"a": 1}, "AdamW v1.5": {"b": 2}}
     # (label, beside others, how many at the time)
-    assert Pretending.submitted == [("SGD", True, 1), ("AdamW v1.5", True, 2), ("SGD", False, 1)]
+    assert Pretending.submitted == [
+        ("SGD", True, 1), ("AdamW v1.5", True, 2), "retired", "retired", ("SGD", False, 1),
+    ]  # fmt: skip
     assert "no memory" in said[0]
 
 
