@@ -78,7 +78,7 @@ class Ledger:
             if study.trials:
                 raise StorageError(f"the study {name!r} of the storage is not of this laboratory")
             study.set_user_attr("search", entry.identity())
-        known = study.user_attrs["search"]
+        known = {"draws": "independent", **study.user_attrs["search"]}  # once there was no other
         if known != entry.identity():
             where = ", ".join(differences(known, entry.identity()))
             raise StorageError(

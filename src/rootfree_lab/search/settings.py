@@ -17,6 +17,9 @@ from rootfree_lab.config_reading import ConfigError, Table, build, plain_options
 from rootfree_lab.search.spaces import Settings, Space, as_table, propose, space_of, with_settings
 
 MEASURES = ("auto", "test_error", "test_loss", "train_loss")
+DRAWS = ("stratified", "independent")
+# The narrowed trials that share their ranges: not all of them, since there may be more later.
+NARROWED_BLOCK = 4
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class SearchConfig:
     """How an optimizer's settings are searched for; the same for all of a config.
 
     `trials`: of each optimizer in the wide stage, and in the narrowed one. `measure` is minimised:
-    its final value ("auto": the test error, or the test loss where there is no error). `narrow`:
+    its final value ("auto": the test error, or the test loss where there is no error). `draws`: of
+    n wide trials each has another n-th of every range ("stratified"), or any value. `narrow`:
     the share of a range that the second stage keeps around the best, on the range's scale. A trial
     that is among the worst `prune_worst` of its optimizer after the share `prune_after` of its
     steps is given up; 0 gives up none. `spaces`: by label, laid over those of the laboratory.
@@ -33,6 +37,7 @@ class SearchConfig:
     trials: tuple[int, ...] = (6, 4)
     seed: int = 0
     measure: str = "auto"
+    draws: str = "stratified"
     narrow: float = 0.33
     prune_after: float = 0.5
     prune_worst: float = 0.25
@@ -48,6 +53,8 @@ class SearchConfig:
             raise ValueError(f"seed must be at least 0, got {self.seed}")
         if self.measure not in MEASURES:
             raise unknown_name("the value of search.measure", self.measure, MEASURES)
+        if self.draws not in DRAWS:
+            raise unknown_name("the value of search.draws", self.draws, DRAWS)
         for name in ("prune_after", "prune_worst"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)!r}")
@@ -86,7 +93,11 @@ class Entry:
 
     def settings(self, slot: Slot, space: Space) -> Settings:
         """A trial's settings, drawn from the space of its stage: the same ones on every machine."""
-        return propose(space, f"{self.search.seed}/{self.label}/{slot.stage}/{slot.number}")
+        stratified = self.search.trials[0] if slot.stage == 1 else NARROWED_BLOCK
+        block = stratified if self.search.draws == "stratified" else 1
+        return propose(
+            space, f"{self.search.seed}/{self.label}/{slot.stage}", slot.number, block=block
+        )
 
     def trial(self, slot: Slot, settings: Settings) -> Config:
         """The run of a trial."""
@@ -111,6 +122,7 @@ class Entry:
             "wide_trials": search.trials[0],
             "seed": search.seed,
             "measure": search.measure,
+            "draws": search.draws,
             "narrow": search.narrow,
         }
         result: Table = json.loads(json.dumps(table))

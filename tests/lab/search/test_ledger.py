@@ -237,6 +237,8 @@ def test_another_search_is_refused(make):
         make("search.spaces.SGD.lr=[1e-3, 2.0]")
     with pytest.raises(StorageError, match=r"differs in config\.train\.batch_size"):
         make("train.batch_size=16")
+    with pytest.raises(StorageError, match="differs in draws"):
+        make("search.draws=independent")
     make("train.device=auto", "search.trials=[3, 9]")  # the same search
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from rootfree_lab import optimizers
@@ -55,12 +57,53 @@ def test_settings_go_where_their_names_say():
 
 def test_proposals_are_the_same_on_every_machine():
     space = {"lr": Range(1e-4, 1e-1), "momentum": Range(0.1, 0.99, "complement")}
-    first = spaces.propose(space, "0/AdamW/1/0")
-    assert first == {"lr": 0.04242, "momentum": 0.97024}
-    assert spaces.propose(space, "0/AdamW/1/1") != first
-    assert spaces.propose(space, "1/AdamW/1/0") != first
+    first = spaces.propose(space, "0/AdamW/1", 0, block=6)
+    assert first == {"lr": 0.0008668, "momentum": 0.97461}
+    assert spaces.propose(space, "0/AdamW/1", 1, block=6) != first
+    assert spaces.propose(space, "1/AdamW/1", 0, block=6) != first
     wider = {"damping": Range(1e-8, 1e-2), **space}
-    assert {k: v for k, v in spaces.propose(wider, "0/AdamW/1/0").items() if k in space} == first
+    again = spaces.propose(wider, "0/AdamW/1", 0, block=6)
+    assert {k: v for k, v in again.items() if k in space} == first
+
+
+@given(st.integers(1, 9), st.integers(0, 3), st.text(max_size=5))
+def test_a_block_of_trials_draws_once_from_each_part_of_a_range(block, which, key):
+    space = {"a": Range(0.0, 1.0, "linear"), "b": Range(0.0, 1.0, "linear")}
+    numbers = range(which * block, (which + 1) * block)
+    drawn = [spaces.propose(space, key, number, block=block) for number in numbers]
+    for name in space:
+        # Four digits may carry a draw to the end of its part.
+        parts = sorted(settings[name] * block for settings in drawn)
+        for part, value in enumerate(parts):
+            assert part - 1e-3 * block <= value <= part + 1 + 1e-3 * block
+
+
+def test_settings_are_not_drawn_in_step():
+    """The parts of two settings are in different orders: all pairs of them can meet."""
+    space = {"a": Range(0.0, 1.0, "linear"), "b": Range(0.0, 1.0, "linear")}
+    met = set()
+    for key in range(40):
+        for number in range(3):
+            drawn = spaces.propose(space, str(key), number, block=3)
+            met.add(tuple(min(int(3 * value), 2) for value in drawn.values()))
+    assert len(met) == 9
+
+
+def test_a_search_draws_as_its_config_says(config_file):
+    def rates(*assignments):
+        entry = load_entries(config_file, ["search.trials=[4, 9]", *assignments])[0]
+        return [entry.settings(slot, entry.space)["lr"] for slot in entry.slots]
+
+    wide = Range(1e-3, 1.0)
+    quarters = [wide.at(part / 4) for part in range(5)]
+    for start in (0, 4, 8):  # the wide stage, and the narrowed one in blocks of four
+        ordered = sorted(rates()[start : start + 4])
+        assert all(
+            low <= lr <= high
+            for low, lr, high in zip(quarters[:-1], ordered, quarters[1:], strict=True)
+        )
+    assert rates()[:6] == rates("search.trials=[4, 2]")  # more of them later change none
+    assert rates("search.draws=independent") != rates()
 
 
 @pytest.mark.parametrize(
@@ -75,6 +118,7 @@ def test_proposals_are_the_same_on_every_machine():
         ("search.trials=[3]", "search.trials must be two counts"),
         ("search.trials=[0, 3]", "search.trials must be two counts"),
         ("search.measure=test_eror", "did you mean 'test_error'"),
+        ("search.draws=random", "the value of search.draws 'random' is unknown"),
         ("search.narrow=0", "search.narrow must be in (0, 1]"),
         ("search.prune_worst=2", "search.prune_worst must be in [0, 1]"),
         ("search.seed=-1", "search.seed must be at least 0"),
