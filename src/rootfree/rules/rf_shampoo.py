@@ -36,10 +36,10 @@ def update_factors_(
     means = [S_inv.diagonal(dim1=-2, dim2=-1).mean(-1) for S_inv in inverses]  # tr(Sⱼ⁻¹)/dⱼ
     for n, term in enumerate(H.contracted(inverses)):
         others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
-        change = term - gamma * Ss[n]
-        change.diagonal(dim1=-2, dim2=-1).add_((max(lam, LEAST_DAMPING) * others).view(-1, 1))
+        term.diagonal(dim1=-2, dim2=-1).add_((max(lam, LEAST_DAMPING) * others).view(-1, 1))
+        change = term.sub_(Ss[n], alpha=gamma)
         rate = beta2[n] / size_beside(inverses[n], change, norm).clamp(min=1.0)
-        Ss[n].add_(change.mul_(rate[:, None, None]))
+        Ss[n].addcmul_(change, rate[:, None, None])
     for S, S_inv, e in zip(Ss, inverses, exponents(means), strict=True):
         S.mul_(torch.exp2(-2 * e)[:, None, None])
         S_inv.copy_(inverse(S))
