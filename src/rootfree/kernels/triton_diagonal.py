@@ -3,7 +3,7 @@
 A program updates one chunk of one parameter. `items` (two int32 each) says which parameter and
 which chunk; `state` holds the addresses of all parameters, then of all preconditioners, all momenta
 and, for bf16 state, all rounding counters; `gradients` those of the gradients. `numbers` (fp32):
-β₁, keep, gain, α₁, λ, κ, c.
+β₁, keep, gain, α₁, λ, κ, c, and last, if not 0, that nothing may change.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def diagonal_kernel(
     ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one parameter."""
+    if tl.load(numbers + 7) != 0:
+        return
     which = tl.load(items + 2 * tl.program_id(0))
     start = tl.load(items + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
     size = tl.load(sizes + which)

@@ -9,9 +9,19 @@ from torch import Tensor, nn
 from rootfree.kernels.diagonal import FusedDiagonal
 from rootfree.kernels.rounding import widened
 from rootfree.rules.diagonal import accumulate_, accumulate_squares_, preconditioned_heavy_ball_
+from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
-from rootfree.shell.work import Work
+from rootfree.shell.work import Work, portions_of
+
+# Elements that are updated together where a copy of them is taken first.
+AT_ONCE = 2**26
+
+
+def _changed(work: Work) -> list[Tensor]:
+    """State that a step changes."""
+    keys = ("preconditioner", "momentum", "rounding")
+    return [tensor for key in keys for tensor in states(work, key)]
 
 
 class DiagonalOptimizer(RootFreeOptimizer):
@@ -29,8 +39,11 @@ class DiagonalOptimizer(RootFreeOptimizer):
         return "diagonal"
 
     def _update(self, work: Work) -> None:
-        if not self._update_fused(work):
-            self._update_by_rule(work)
+        if self._update_fused(work):
+            return
+        for part in [work] if work.skip is None else portions_of(work, AT_ONCE):
+            with unchanged_if(part.skip, [*part.ps, *_changed(part)]):
+                self._update_by_rule(part)
 
     def _update_by_rule(self, work: Work) -> None:
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
@@ -74,6 +87,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
             states(work, "momentum"),
             states(work, "rounding"),
             self._tail(work.group),
+            work.skip,
         )
 
     def _reads_numbers(self, work: Work) -> bool:

@@ -134,6 +134,7 @@ class IFWhitening(BlockOptimizer):
             follows H^{-½}.
         fused: as in :class:`rootfree.IFShampoo`.
         capturable: as in :class:`rootfree.RFRMSprop`.
+        nonfinite: as in :class:`rootfree.RFRMSprop`.
 
     Example:
         >>> import torch, rootfree
@@ -171,6 +172,7 @@ class IFWhitening(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())
 

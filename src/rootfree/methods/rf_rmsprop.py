@@ -47,6 +47,10 @@ class RFRMSprop(DiagonalOptimizer):
             functions elsewhere. True requires the fused pass, False disables it.
         capturable: keep ``lr`` as a tensor on the parameters' device. Schedulers change it in
             place, and recorded CUDA graphs (:class:`rootfree.GraphedStep`) see the change.
+        nonfinite: what a step does if any gradient has a NaN or an infinite number. "skip": it
+            changes nothing and counts in ``optimizer.skipped_steps``; on a GPU the device decides,
+            and the host does not wait. "raise": it changes nothing and raises FloatingPointError.
+            "propagate": it does not look.
 
     The table *first try* on the page *Choosing an optimizer* shows what the defaults do.
 
@@ -79,5 +83,6 @@ class RFRMSprop(DiagonalOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())
