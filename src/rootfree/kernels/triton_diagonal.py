@@ -12,6 +12,10 @@ import triton
 import triton.language as tl
 
 from rootfree.kernels.triton_shared import clipped, load_pointer, store_state
+from rootfree.rules import diagonal
+
+ROOT_OF_GROWTH = tl.constexpr(diagonal.GROWTH**0.5)
+LARGEST = tl.constexpr(diagonal.LARGEST)
 
 
 @triton.jit
@@ -25,11 +29,14 @@ def _update(
     heavy ball:  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
     AVERAGED:    m <- α₁ m + (1-α₁) g;       p <- (1 - β₁κ) p - β₁ m/(s+λ)
 
-    CLIP: the elements of g/(s+λ), or m/(s+λ), are at most c.
+    g is limited as in rules/diagonal.py. CLIP: elements of g/(s+λ), or m/(s+λ), are at most c.
     """
     p = tl.load(p_at + at, mask).to(tl.float32)
     g = tl.load(g_at + at, mask).to(tl.float32)
-    s = keep * tl.load(s_at + at, mask).to(tl.float32) + gain * (g * g)
+    s = tl.load(s_at + at, mask).to(tl.float32)
+    g = clipped(g, tl.sqrt(s + 1) * tl.sqrt(1 / gain) * ROOT_OF_GROWTH)
+    s = keep * s + gain * (g * g)
+    s = tl.where(s > LARGEST, LARGEST, s)
     if MOMENTUM:
         m = tl.load(m_at + at, mask).to(tl.float32)
     # Momentum and preconditioner are rounded in the order of the rule.

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from rootfree.kernels.diagonal import FusedDiagonal
 from rootfree.kernels.rounding import widened
-from rootfree.rules.diagonal import accumulate_, accumulate_squares_, preconditioned_heavy_ball_
+from rootfree.rules.diagonal import (
+    accumulate_,
+    accumulate_squares_,
+    limited,
+    preconditioned_heavy_ball_,
+)
 from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
@@ -47,7 +52,8 @@ class DiagonalOptimizer(RootFreeOptimizer):
 
     def _update_by_rule(self, work: Work) -> None:
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
-        gs, group = in_working_dtype(ps, work.gs), work.group
+        group = work.group
+        gs = self._limited(work, in_working_dtype(ps, work.gs), beta2=group["precond_lr"])
         with widened(states(work, "preconditioner"), dtype, counters) as ss:
             # s <- (1 - β₂γ) s + β₂ B g²
             self._accumulate_(work, ss, gs, beta2=group["precond_lr"], gamma=self._gamma)
@@ -55,6 +61,12 @@ class DiagonalOptimizer(RootFreeOptimizer):
             # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
             tail = self._tail(group)
             preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
+
+    def _limited(self, work: Work, gs: list[Tensor], *, beta2: float) -> list[Tensor]:
+        """The gradients without outliers; a given curvature is not theirs, so they stay."""
+        if self._curvature is not None:
+            return gs
+        return limited(gs, states(work, "preconditioner"), gain=beta2 * work.group["batch_size"])
 
     def _accumulate_(
         self, work: Work, ss: list[Tensor], gs: list[Tensor], *, beta2: float, gamma: float

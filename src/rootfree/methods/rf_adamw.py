@@ -84,7 +84,7 @@ class RFAdamW(DiagonalOptimizer):
     def _update_by_rule(self, work: Work) -> None:
         group, (b1, b2) = work.group, work.group["betas"]
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
-        gs = in_working_dtype(ps, work.gs)
+        gs = self._limited(work, in_working_dtype(ps, work.gs), beta2=1 - b2)
         with widened(states(work, "momentum"), dtype, counters) as ms:
             # m <- b₁ m + (1 - b₁) g
             average_(ms, gs, alpha=b1)
