@@ -119,7 +119,10 @@ class BlockOptimizer(RootFreeOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
         saved = super().state_dict()
-        return {**saved, "state": {key: joined(row) for key, row in saved["state"].items()}}
+        # Other keys than numbers are not of parameters: wrappers keep theirs there.
+        rows = saved["state"].items()
+        state = {key: joined(row) if isinstance(key, int) else row for key, row in rows}
+        return {**saved, "state": state}
 
     def _form(self, group: Group) -> Any:
         momenta = (group["momentum"] > 0, group.get("riemannian_momentum", 0.0) > 0)
