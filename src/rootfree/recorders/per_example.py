@@ -18,7 +18,7 @@ from rootfree.recorders import example_gradients
 from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.layers import find_layers
 from rootfree.recorders.recorder import Recorder
-from rootfree.shell.batch_size import first_length
+from rootfree.shell.loss_terms import first_length
 
 
 @dataclass
