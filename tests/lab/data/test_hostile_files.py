@@ -1,4 +1,4 @@
-"""Data files that are broken or made to do harm: read, or refused in words. Nothing of them runs."""
+"""Data files that are broken or made to do harm: read, or refused in words. Nothing runs."""
 
 from __future__ import annotations
 
