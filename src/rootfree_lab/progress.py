@@ -187,9 +187,8 @@ class TensorBoard(Watcher):
 
     def begin(self, session: Session) -> None:
         config = session.config
-        name = f"{file_name(config)}-{config.identity()}"
         # What an interrupted run logged after its checkpoint is dropped.
-        self._writer = self._make(str(self._folder / name), purge_step=session.done)
+        self._writer = self._make(str(self._folder / file_name(config)), purge_step=session.done)
 
     def point(self, session: Session, point: Point) -> None:
         for name, value in point.items():

@@ -17,6 +17,7 @@ from rootfree_lab.measures import PARTS, reset_peak
 from rootfree_lab.progress import TensorBoard, Watcher
 from rootfree_lab.records import Record, append_record, read_records, versions
 from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
+from rootfree_lab.run_lock import alone
 from rootfree_lab.session import Diverged, Session, describe
 from rootfree_lab.stopping import Interrupted, StopSignals
 
@@ -61,10 +62,25 @@ def train(
 ) -> Record:
     """Run to the end, append the record to the folder's records file and return it.
 
-    A diverged run is recorded too, as not completed. Where `stop` has received a signal the run
-    leaves a checkpoint and raises `Interrupted`.
+    One process at a time trains a run: others wait, and return its record. With `resume`, a run
+    that has a record is not trained again. A diverged run is recorded too, as not completed. Where
+    `stop` has received a signal the run leaves a checkpoint and raises `Interrupted`.
     """
     make_output_folder(out)
+    with alone(out, config, stop) as waited:
+        done = finished_record(out, config) if resume or waited else None
+        if done is not None:  # by another process
+            return done
+        return _train(config, out, resume, stop, watchers)
+
+
+def _train(
+    config: Config,
+    out: Path,
+    resume: bool,
+    stop: StopSignals | None,
+    watchers: Sequence[Watcher],
+) -> Record:
     device = choose_device(config.train.device)
     path = checkpoints.checkpoint_path(out, config)
     all_watchers = list(watchers)
