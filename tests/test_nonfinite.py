@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -215,3 +219,21 @@ def test_no_copies_are_taken_where_the_host_decides(monkeypatch):
     monkeypatch.setattr(Stack, "tell", tell)
     run(BY_NAME["IFShampoo"], [None])
     assert set(seen) == {None}
+
+
+@pytest.mark.slow
+def test_ranks_with_shards_decide_alike(tmp_path):
+    """The number that is not finite is on one of them."""
+    script = str(Path(__file__).with_name("nonfinite_ranks.py"))
+    address = (tmp_path / "rendezvous").as_uri()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [
+        subprocess.Popen([sys.executable, script, str(rank), address], **pipes) for rank in range(2)
+    ]
+    for rank in ranks:
+        try:
+            out, err = rank.communicate(timeout=120)
+        finally:
+            rank.kill()
+        assert rank.returncode == 0, err
+        assert json.loads(out) == {"host": [1, True], "device": [1, True]}

@@ -13,6 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+# Backward passes for one exact Hessian; beyond, it is refused.
+_MOST_PASSES = 4096
+
 
 class Loss(Protocol):
     """What the recorders ask of a loss."""
@@ -103,12 +106,21 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def passes(loss: str, z: Tensor) -> int:
-    """How many roots a loss has."""
-    axis = _class_axis(z)
-    if loss == "cross_entropy":
-        return z.shape[axis] * (z[0].numel() // z.shape[axis] if z.dim() > 1 else 1)
-    return z[0].numel() if z.dim() > 1 else 1
+def check_exact(loss: str, z: Tensor, *, examples: int | None) -> None:
+    """Refuse outputs whose terms cannot be taken one by one; None: the examples are not known."""
+    if examples is not None and z.dim() > 0 and len(z) != examples:
+        raise ValueError(
+            f"outputs must have one row for each of the {examples} examples, got shape "
+            f"{tuple(z.shape)}: terms of one example would be mixed. Give outputs as the loss "
+            'takes them, (examples, classes, positions), or take fisher="monte-carlo"'
+        )
+    terms = z[0].numel() if z.dim() > 1 and len(z) else z.shape[0] if loss == "cross_entropy" else 1
+    if terms > _MOST_PASSES:
+        raise ValueError(
+            f"outputs of shape {tuple(z.shape)} have {terms} terms an example, and the exact "
+            f"Hessian takes a backward pass for each; at most {_MOST_PASSES} are made. Take "
+            'fisher="monte-carlo"'
+        )
 
 
 def _class_axis(z: Tensor) -> int:

@@ -14,15 +14,13 @@ from typing_extensions import Self
 
 from rootfree.curvature import ParameterCurvature
 from rootfree.recorders.grams import wide_dtype
-from rootfree.recorders.losses import LOSSES, passes
+from rootfree.recorders.losses import LOSSES, check_exact
 from rootfree.recorders.ranks import Ranks
 from rootfree.recorders.soundness import WholeGradients
 from rootfree.shell.loss_terms import first_length
 
 # Gradients in half precision are off by under one part in a hundred.
 _TOLERANCE = 1.05
-# Backward passes for one exact Hessian; beyond, it is refused.
-_MOST_PASSES = 4096
 
 
 class Recorder(ABC):
@@ -197,27 +195,11 @@ class Recorder(ABC):
         loss = LOSSES[self.loss]
         z = outputs.detach().to(wide_dtype(outputs.dtype))
         if exact:
-            self._check_exact(z)
+            check_exact(self.loss, z, examples=self._n)
         draws = (loss.sample(z, self._generator(z.device)) for _ in range(self.samples))
         for v in loss.roots(z) if exact else draws:
             v = v.to(outputs.dtype)
             yield torch.autograd.grad(outputs, inputs, v, retain_graph=True, allow_unused=True)
-
-    def _check_exact(self, z: Tensor) -> None:
-        """Refuse outputs whose terms could not be taken one by one."""
-        assert self.loss is not None
-        if self._n is not None and z.dim() > 0 and len(z) != self._n:
-            raise ValueError(
-                f"outputs must have one row for each of the {self._n} examples, got shape "
-                f"{tuple(z.shape)}: terms of one example would be mixed. Give outputs as the "
-                'loss takes them, (examples, classes, positions), or take fisher="monte-carlo"'
-            )
-        if (count := passes(self.loss, z)) > _MOST_PASSES:
-            raise ValueError(
-                f"outputs of shape {tuple(z.shape)} have {count} terms an example, and the exact "
-                f"Hessian takes a backward pass for each; at most {_MOST_PASSES} are made. Take "
-                'fisher="monte-carlo"'
-            )
 
     def _generator(self, device: torch.device) -> torch.Generator:
         """The recorder's own random numbers, so that recording does not change training.
