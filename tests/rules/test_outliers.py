@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -61,10 +62,16 @@ def finite(optimizer) -> bool:
     return all(bool(t.isfinite().all()) for t in tensors)
 
 
+@cache
+def usual_move(method: str) -> float:
+    """The largest move of a parameter without an outlier."""
+    return train(METHODS[method], 1.0)[2]
+
+
 @pytest.mark.parametrize("factor", [1e6, 1e25, 1e36], ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_an_outlier_stays_in_range_and_moves_nothing_far(method, factor):
-    _, _, usual = train(METHODS[method], 1.0)
+    usual = usual_move(method)
     for always in (False, True):
         optimizer, _, largest = train(METHODS[method], factor, always=always)
         assert finite(optimizer)
@@ -72,7 +79,7 @@ def test_an_outlier_stays_in_range_and_moves_nothing_far(method, factor):
 
 
 #: steps after which an outlier is forgotten; RFAdagrad forgets nothing
-FORGOTTEN = {"RFRMSprop": 600, "RFAdamW": 600, "RFShampoo": 400, "IFShampoo": 60}
+FORGOTTEN = {"RFRMSprop": 900, "RFAdamW": 900, "RFShampoo": 400, "IFShampoo": 60}
 
 
 @pytest.mark.parametrize("method", FORGOTTEN)
