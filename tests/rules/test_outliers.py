@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -79,7 +78,7 @@ def test_an_outlier_stays_in_range_and_moves_nothing_far(method, factor):
 
 
 #: steps after which an outlier is forgotten; RFAdagrad forgets nothing
-FORGOTTEN = {"RFRMSprop": 900, "RFAdamW": 900, "RFShampoo": 400, "IFShampoo": 60}
+FORGOTTEN = {"RFRMSprop": 600, "RFAdamW": 600, "RFShampoo": 400, "IFShampoo": 60}
 
 
 @pytest.mark.parametrize("method", FORGOTTEN)
@@ -91,4 +90,4 @@ def test_an_outlier_is_forgotten(method):
     _, usual, _ = train(make, 1.0, steps=steps)
     assert usual < there
     # at least half of the way that goes without the outlier
-    assert math.log(there / found) > 0.5 * math.log(there / usual), (there, found, usual)
+    assert there - found > 0.5 * (there - usual), (there, found, usual)
