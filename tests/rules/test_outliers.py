@@ -91,3 +91,21 @@ def test_an_outlier_is_forgotten(method):
     assert usual < there
     # at least half of the way that goes without the outlier
     assert there - found > 0.5 * (there - usual), (there, found, usual)
+
+
+@pytest.mark.parametrize("method", [rootfree.RFRMSprop, rootfree.RFAdamW])
+@pytest.mark.parametrize("max_update", [0.03, None])
+def test_kernels_limit_outliers_as_the_rules_do(method, max_update):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = []
+    for fused in (True, False):
+        p = nn.Parameter(torch.ones(5, device=device))
+        optimizer = method([p], batch_size=16, max_update=max_update, fused=fused)
+        for size in (1.0, 1e6, 1.0, 1e25, 3e38):
+            p.grad = size * torch.tensor([1.0, -0.5, 0.0, 0.1, -1.0], device=device)
+            optimizer.step()
+        found.append([p.detach(), *optimizer.state[p].values()])
+    for mine, expected in zip(*found, strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)

@@ -29,12 +29,13 @@ def _update(
     heavy ball:  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
     AVERAGED:    m <- α₁ m + (1-α₁) g;       p <- (1 - β₁κ) p - β₁ m/(s+λ)
 
-    g is limited as in rules/diagonal.py. CLIP: elements of g/(s+λ), or m/(s+λ), are at most c.
+    CLIP: elements of g/(s+λ), or m/(s+λ), are at most c, and g is limited (rules/diagonal.py).
     """
     p = tl.load(p_at + at, mask).to(tl.float32)
     g = tl.load(g_at + at, mask).to(tl.float32)
     s = tl.load(s_at + at, mask).to(tl.float32)
-    g = clipped(g, tl.sqrt(s + 1) * tl.sqrt(1 / gain) * ROOT_OF_GROWTH)
+    if CLIP:
+        g = clipped(g, tl.sqrt(s + 1) * tl.sqrt(1 / gain) * ROOT_OF_GROWTH)
     s = keep * s + gain * (g * g)
     s = tl.where(s > LARGEST, LARGEST, s)
     if MOMENTUM:

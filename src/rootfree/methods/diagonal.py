@@ -63,8 +63,11 @@ class DiagonalOptimizer(RootFreeOptimizer):
             preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
 
     def _limited(self, work: Work, gs: list[Tensor], *, beta2: float) -> list[Tensor]:
-        """The gradients without outliers; a given curvature is not theirs, so they stay."""
-        if self._curvature is not None:
+        """The gradients without outliers, where steps are limited too: else it is the paper's rule.
+
+        A given curvature is not theirs, so they stay.
+        """
+        if self._curvature is not None or work.group["max_update"] is None:
             return gs
         return limited(gs, states(work, "preconditioner"), gain=beta2 * work.group["batch_size"])
 
