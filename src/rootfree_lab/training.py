@@ -18,6 +18,7 @@ from rootfree_lab.measures import PARTS, reset_peak
 from rootfree_lab.progress import Watcher
 from rootfree_lab.records import Record, append_record, read_records, versions
 from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
+from rootfree_lab.run_lock import alone
 from rootfree_lab.session import Diverged, Session, describe
 from rootfree_lab.stopping import Interrupted, StopSignals
 
@@ -65,10 +66,26 @@ def train(
 
     `keep` puts the record elsewhere instead; the checkpoint goes when it returns.
 
-    A diverged run is recorded too, as not completed. Where `stop` has received a signal the run
-    leaves a checkpoint and raises `Interrupted`.
+    One process at a time trains a run: others wait, and return its record. With `resume`, a run
+    that has a record is not trained again. A diverged run is recorded too, as not completed. Where
+    `stop` has received a signal the run leaves a checkpoint and raises `Interrupted`.
     """
     make_output_folder(out)
+    with alone(out, config, stop) as waited:
+        done = finished_record(out, config) if resume or waited else None
+        if done is not None:  # by another process
+            return done
+        return _train(config, out, resume, stop, watchers, keep)
+
+
+def _train(
+    config: Config,
+    out: Path,
+    resume: bool,
+    stop: StopSignals | None,
+    watchers: Sequence[Watcher],
+    keep: Callable[[Record], None] | None,
+) -> Record:
     device = choose_device(config.train.device)
     path = checkpoints.checkpoint_path(out, config)
     all_watchers = [*watchers, *loggers(config.output, out)]

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 _SPARES = 4
+# The place in a stack's numbers that says, if it is not 0, that nothing may change.
+SKIP = 11
 
 # What captured graphs read at every replay. They do not say when they are gone, and may outlive
 # the optimizer: a few kilobytes a capture stay.

@@ -89,6 +89,7 @@ class IFShampoo(BlockOptimizer):
             Directions are replayed from CUDA graphs where these take at most 1 % of the device's
             memory (8 bytes a parameter).
         capturable: as in :class:`rootfree.RFRMSprop`.
+        nonfinite: as in :class:`rootfree.RFRMSprop`.
 
     With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
     init_scale=1.0, max_update_rms=None, nesterov=False, decoupled_weight_decay=False,
@@ -141,6 +142,7 @@ class IFShampoo(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())
 

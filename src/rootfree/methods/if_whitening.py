@@ -28,7 +28,6 @@ from rootfree.structures import per_block
 _LARGEST_MEAN = 1e30
 
 
-
 def _direction(
     group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
@@ -135,6 +134,7 @@ class IFWhitening(BlockOptimizer):
             follows H^{-½}.
         fused: as in :class:`rootfree.IFShampoo`.
         capturable: as in :class:`rootfree.RFRMSprop`.
+        nonfinite: as in :class:`rootfree.RFRMSprop`.
 
     Example:
         >>> import torch, rootfree
@@ -174,6 +174,7 @@ class IFWhitening(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())
 

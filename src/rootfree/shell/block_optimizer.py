@@ -26,6 +26,7 @@ from rootfree.layout.buckets import Bucket, Slot
 from rootfree.layout.tiles import Tile
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.groups import named
+from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.schedules import schedule
@@ -118,7 +119,10 @@ class BlockOptimizer(RootFreeOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
         saved = super().state_dict()
-        return {**saved, "state": {key: joined(row) for key, row in saved["state"].items()}}
+        # Other keys than numbers are not of parameters: wrappers keep theirs there.
+        rows = saved["state"].items()
+        state = {key: joined(row) if isinstance(key, int) else row for key, row in rows}
+        return {**saved, "state": state}
 
     def _form(self, group: Group) -> Any:
         momenta = (group["momentum"] > 0, group.get("riemannian_momentum", 0.0) > 0)
@@ -221,11 +225,15 @@ class BlockOptimizer(RootFreeOptimizer):
         for where, stack in work.stacks:
             gs = [work.gs[i] for i in where]
             with torch.cuda.device_of(gs[0]):
+                stack.tell(work.skip)
                 stack.gather_(gs, squares=work.refresh)
                 kind = (work.refresh, *self._baked(work, stack))
                 stack.run(kind, partial(self._directions_, work, stack))
                 ms, counters = states(work, "momentum", where), states(work, "rounding", where)
-                stack.descend_(ms, counters, tail)
+                # Kernels put nothing where the flag is set.
+                skip = None if isinstance(stack, FusedStack) else stack.skip
+                with unchanged_if(skip, [*stack.ps, *ms, *counters]):
+                    stack.descend_(ms, counters, tail)
 
     def _directions_(self, work: Work, stack: Stack | FusedStack) -> None:
         """Gradients in the stack <- their directions."""
@@ -252,7 +260,9 @@ class BlockOptimizer(RootFreeOptimizer):
                 if len(rows) > 1:
                     state = {name: slab[each] for name, slab in part.state.items()}
                     mine = None if H is None else H.rows(each)
-                G.copy_(plan.direction(work.group, structures, state, G, mine))
+                with unchanged_if(stack.skip if work.refresh else None, state.values()):
+                    U = plan.direction(work.group, structures, state, G, mine)
+                G.copy_(U)
         stack.keep_(part, refresh=work.refresh)
 
     def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:
