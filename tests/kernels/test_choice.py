@@ -74,7 +74,7 @@ def test_every_optimizer_has_kernels_of_its_own(method):
 
 
 def test_kernels_are_tried_once_and_left_alone_where_triton_fails(monkeypatch):
-    device = torch.device(DEVICE)
+    device = torch.zeros(1, device=DEVICE).device  # with its number, as parameters have it
     plan._usable.cache_clear()
     assert plan._usable(device)
 

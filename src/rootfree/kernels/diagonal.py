@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rootfree.kernels.block_table import as_table
 from rootfree.kernels.launch import launch, triton_kernels
+from rootfree.kernels.rounding import advance_
 from rootfree.kernels.tables import AddressTable, NumberTable
 from rootfree.rules.diagonal import TINY
 from rootfree.rules.momentum import Tail
@@ -79,8 +80,7 @@ class FusedDiagonal:
                 CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
             )  # fmt: skip
         if counters:
-            steps = 2 if ms else 1
-            torch._foreach_add_(counters, steps if skip is None else (skip == 0).int() * steps)
+            advance_(counters, 2 if ms else 1, skip=skip)
         for kind in (ps, ss, ms):  # autograd must know that they changed
             torch.autograd.graph.increment_version(kind)
         return True

@@ -26,6 +26,7 @@ from rootfree.kernels.block_table import (
 )
 from rootfree.kernels.graphs import Recordings
 from rootfree.kernels.launch import launch, triton_kernels
+from rootfree.kernels.rounding import advance_
 from rootfree.kernels.stack import Part, shares_of
 from rootfree.kernels.tables import SKIP, AddressTable, NumberTable
 from rootfree.layout.buckets import Bucket, put_back_, select
@@ -242,7 +243,7 @@ class FusedStack:
                     t.copy_(copy)
             torch.autograd.graph.increment_version(kind)  # autograd must know that they changed
         if counters and ms:
-            torch._foreach_add_(counters, 1 if self.skip is None else (self.skip == 0).int())
+            advance_(counters, 1, skip=self.skip)
         del self._values, self._squares
 
     def _measure(

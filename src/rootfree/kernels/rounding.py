@@ -38,6 +38,18 @@ def hash_noise(like: Tensor, counter: Tensor) -> Tensor:
     return (x >> 16) & 0xFFFF
 
 
+def advance_(counters: list[Tensor], by: int, *, skip: Tensor | None) -> None:
+    """Counters of a step that has rounded so many times; none where it is skipped.  Changes them.
+
+    `skip`, on the device, is not 0 where it is.
+    """
+    if skip is None:
+        torch._foreach_add_(counters, by)
+    else:  # a list: a single tensor as the summand is read by the host
+        amount = by * (skip == 0).to(counters[0].dtype)
+        torch._foreach_add_(counters, [amount.expand_as(counter) for counter in counters])
+
+
 def stochastic_round_(narrow: Tensor, wide: Tensor, counter: Tensor) -> None:
     """narrow (bf16) <- wide (fp32), up or down at random so that the expectation is `wide`."""
     # Adding 16 random bits below the kept 16 carries with the probability of the dropped fraction.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rootfree_lab.bench.first_try.entrants import NAMES, Entrant, available, build, line_up
+from rootfree_lab.bench.first_try.entrants import NAMES, PEERS, Entrant, available, build, line_up
 from rootfree_lab.bench.first_try.lora import LoRALinear
 
 
@@ -81,5 +81,7 @@ def test_lists_and_dtypes_are_one_value():
 def test_the_default_line_up_has_everything():
     labels = [entrant.label for entrant in line_up([], [])]
     assert labels[:3] == ["AdamW", "SGD", "Muon"]
-    assert set(NAMES) <= set(labels)
+    assert {*NAMES} - {*PEERS} <= {*labels}
+    assert not {*PEERS} & {*labels}  # of other packages: by name only
+    assert [entrant.label for entrant in line_up(["SOAP"], [])] == ["SOAP"]
     assert {"RFFullAdagrad gamma=1", "IFFullAdagrad gamma=1"} <= set(labels)
