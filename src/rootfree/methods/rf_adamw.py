@@ -83,10 +83,10 @@ class RFAdamW(DiagonalOptimizer):
         group, (b1, b2) = work.group, work.group["betas"]
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
         gs = in_working_dtype(ps, work.gs)
-        with widened(states(work, "momentum"), dtype, counters) as ms:
+        with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- b₁ m + (1 - b₁) g
             average_(ms, gs, alpha=b1)
-        with widened(states(work, "preconditioner"), dtype, counters) as ss:
+        with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- b₂ s + (1 - b₂) B g²   (s = B v)
             self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=1.0)
         # p <- (1 - β₁κ) p - β₁ m/(s + λ)

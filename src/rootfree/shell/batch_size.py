@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from rootfree.shell.checks import positive_integer
+from rootfree.placement.data_parallel import DataParallelSum, Multiple, Total
+from rootfree.shell.checks import natural_number, positive_integer
 from rootfree.shell.optimizer import RootFreeOptimizer
 
 Count = Callable[[tuple[Any, ...], dict[str, Any]], int]
@@ -22,13 +23,15 @@ def track_batch_size(
     count: Count | None = None,
     *,
     data_parallel_size: int | None = None,
+    process_group: Any = None,
 ) -> BatchSizeTracker:
     """Set ``optimizer.batch_size`` at every step from what went through ``model``.
 
     Counted are forward passes in training mode whose result is differentiated; micro-batches add
     up until the step (or until ``optimizer.zero_grad()``, so that a step skipped by a gradient
-    scaler is not counted into the next). The sum is multiplied by the number of data-parallel
-    ranks.
+    scaler is not counted into the next). The counts of the ranks that average gradients are added,
+    so that all of them have one B whatever their batches; every rank must take part in every step,
+    a rank without data too.
 
     Args:
         model: the module that is called; with DDP either the wrapper or what it wraps.
@@ -37,8 +40,11 @@ def track_batch_size(
             of loss terms; default: the length of the first tensor found in them, nested ones
             included. For a language model whose loss averages over tokens:
             ``count=lambda args, kwargs: args[0].numel()``.
-        data_parallel_size: ranks that average gradients; default: all ranks of the initialised
-            process group, or 1.
+        data_parallel_size: ranks that average gradients, where all have batches of one size: the
+            count is multiplied by it, and nothing is communicated.
+        process_group: the ranks that average gradients, a process group or a DeviceMesh. Default:
+            the mesh that ``fully_shard`` was given, this rank alone where parameters are sharded
+            over all ranks by tensor parallelism, and all ranks otherwise.
 
     Returns:
         A handle; ``handle.remove()``, or leaving it as a context, takes the hook off the model.
@@ -62,9 +68,14 @@ def track_batch_size(
     optimizer._check_batch_size_is_used()
     if optimizer._batch_counter is not None:
         raise ValueError("the batch size of this optimizer is tracked already; remove() it first")
+    total: Total
     if data_parallel_size is not None:
-        data_parallel_size = positive_integer("data_parallel_size", data_parallel_size)
-    return BatchSizeTracker(model, optimizer, count or first_length, data_parallel_size)
+        if process_group is not None:
+            raise ValueError("give data_parallel_size or process_group, not both")
+        total = Multiple(positive_integer("data_parallel_size", data_parallel_size))
+    else:
+        total = DataParallelSum(model, process_group)
+    return BatchSizeTracker(model, optimizer, count or first_length, total)
 
 
 class BatchSizeTracker:
@@ -75,10 +86,10 @@ class BatchSizeTracker:
         model: nn.Module,
         optimizer: RootFreeOptimizer,
         count: Count,
-        data_parallel_size: int | None,
+        total: Total,
     ) -> None:
         self._count = count
-        self._data_parallel_size = data_parallel_size
+        self._over_ranks = total
         self._total = 0
         self._optimizer: RootFreeOptimizer | None = optimizer
         self._hook = model.register_forward_hook(self._after_forward, with_kwargs=True)
@@ -90,7 +101,7 @@ class BatchSizeTracker:
     ) -> None:
         if self._optimizer is None or not (module.training and torch.is_grad_enabled()):
             return
-        terms = positive_integer("the count of loss terms", self._count(args, kwargs))
+        terms = natural_number("the count of loss terms", self._count(args, kwargs))
         # Counted when the backward pass comes by, not now: zero_grad() may stand between forward
         # and backward, and a forward that is never differentiated contributes no gradient.
         waiting = [terms]
@@ -103,14 +114,17 @@ class BatchSizeTracker:
             if tensor.requires_grad:
                 tensor.register_hook(on_backward)
 
-    def take(self) -> int:
-        """The number of loss terms since the last step, over all ranks; starts anew."""
-        if self._total == 0:
+    def take(self, *, needed: bool = True) -> int:
+        """The number of loss terms since the last step, over all ranks; starts anew.
+
+        `needed`: whether there are gradients here, which makes a count of zero an error.
+        """
+        total = self._over_ranks(self._total)
+        if total == 0 and needed:
             raise RuntimeError(
                 "track_batch_size saw no backward pass through the tracked model in training mode "
                 "since the last step; call model.train(), or set optimizer.batch_size yourself"
             )
-        total = self._total * (self._data_parallel_size or _world_size())
         self.reset()
         return total
 
@@ -162,10 +176,3 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     elif is_dataclass(tree) and not isinstance(tree, type):
         for field in fields(tree):
             yield from _tensors(getattr(tree, field.name))
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return 1

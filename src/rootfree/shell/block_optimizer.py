@@ -7,7 +7,7 @@ turns gradients of the stack into a direction; gathering and the tail are the sa
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.fused_stack import FusedStack
@@ -24,12 +25,15 @@ from rootfree.kernels.plan import Plan, State, Structures, make_plan
 from rootfree.kernels.stack import Part, Stack, portions
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.layout.tiles import Tile
+from rootfree.placement.canonical import whole_bytes
+from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.groups import named
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
-from rootfree.shell.parameter_state import parameter_state, working_dtype
+from rootfree.shell.parameter_state import parameter_state, renumber_, working_dtype
+from rootfree.shell.placing import Placing, brought
 from rootfree.shell.schedules import schedule
-from rootfree.shell.work import GroupMemory, Work
+from rootfree.shell.work import AnyStack, GroupMemory, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's memory
 # (their temporaries have up to eight bytes an element).
@@ -50,6 +54,39 @@ class BlockOptimizer(RootFreeOptimizer):
     _kernel: ClassVar[Callable[..., None] | None] = None
 
     _recorder: Recorder | None = None  # one for all stacks: they never run at the same time
+    _placement: Sharded | None = None  # as it was given
+    _placed: Placing | None = None  # made of it when it is needed; copies start without
+
+    def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
+        """`given`: the arguments of the method's constructor, by name."""
+        self._placement = checked_placement(given)
+        super().__init__(params, given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_placement": self._placement}
+
+    @property
+    def _placing(self) -> Placing:
+        self._placed = self._placed or Placing(self._placement)
+        return self._placed
+
+    def _settle(self, group: Group) -> None:
+        if self._of(group) is self:
+            params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+            self._placing.settle(
+                params, group, lambda p: [each[1:] for each in self._cut(p, group)]
+            )
+
+    def _remember(self, group: Group) -> GroupMemory:
+        self._settle(group)  # parameters may be new
+        return super()._remember(group)
+
+    def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
+        if self._placed is None or not self._placed.crews:
+            return {}
+        memories = [self._memory_of(group) for group in self.param_groups]
+        counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
+        return self._placed.agree(self.param_groups, counts)
 
     @abstractmethod
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
@@ -72,12 +109,21 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _init_state(self, p: Tensor, group: Group) -> State:
         state: State = {}
-        for prefix, tile, structures in self._cut(p, group):
-            blocks = self._block_state(p, tile, structures, group)
+        home = self._placing.homes.get(p)
+        for i, (prefix, tile, structures) in enumerate(self._cut(p, group)):
+            if home is None:
+                blocks = self._block_state(p, tile, structures, group)
+            else:
+                home.check_cut(i, tile)
+                blocks = self._block_state(p, home.local_tile(i), structures, group)
+                if "rounding" in blocks:
+                    renumber_(blocks["rounding"], home.mine(i))
             state.update({prefix + name: tensor for name, tensor in blocks.items()})
         fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
         # How often p was updated; on the CPU, where it is read.
         state["step"] = torch.zeros((), dtype=torch.int64)
+        if home is not None and home.at_owner:
+            p = p.detach().new_empty(home.my_elements)
         return {**state, **parameter_state(p, group, fill, salt=len(self.state))}
 
     def _cut(self, p: Tensor, group: Group) -> list[tuple[str, Tile, Structures]]:
@@ -102,11 +148,6 @@ class BlockOptimizer(RootFreeOptimizer):
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
         for what, p in named(group["params"]):
-            if hasattr(p, "full_tensor"):
-                raise TypeError(
-                    f"{what} is sharded (a DTensor); {type(self).__name__} takes whole parameters "
-                    "only, as under DDP. The diagonal methods take sharded ones"
-                )
             try:  # an impossible structure or block size is found before anything is changed
                 if self._of(group) is self:
                     self._cut(p, group)
@@ -118,7 +159,15 @@ class BlockOptimizer(RootFreeOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
         saved = super().state_dict()
-        return {**saved, "state": {key: joined(row) for key, row in saved["state"].items()}}
+        rows = {key: joined(row) for key, row in saved["state"].items()}
+        if self._placing.homes:
+            rows = self._placing.saved([p for g in self.param_groups for p in g["params"]], rows)
+        return {**saved, "state": rows}
+
+    def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not self._placing.homes:
+            return super()._brought(state_dict)
+        return brought(self, self._placing, state_dict)
 
     def _form(self, group: Group) -> Any:
         momenta = (group["momentum"] > 0, group.get("riemannian_momentum", 0.0) > 0)
@@ -130,12 +179,11 @@ class BlockOptimizer(RootFreeOptimizer):
         """Stack the state into slabs, in the form that their plans want; state[p] has views."""
         found: dict[Any, Bucket[Plan]] = {}
         for p in memory.params:
-            for prefix, tile, structures in self._cut(p, memory.group):
+            for prefix, tile, structures in self._cut_here(p, memory.group):
                 key = (p.device, p.dtype, tile.sizes, structures)
                 if key not in found:
                     found[key] = Bucket(structures, self._plan(p, structures, memory.group))
-                slot = Slot(p, tile, prefix, self._pairs.pieces_of(p, tile))
-                found[key].slots.append(slot)
+                found[key].slots.append(Slot(p, tile, prefix, self._pairs.pieces_of(p, tile)))
         memory.buckets = list(found.values())
         for bucket in memory.buckets:
             rows = []
@@ -155,12 +203,24 @@ class BlockOptimizer(RootFreeOptimizer):
             for row, step in zip(memory.rows, memory.steps.unbind(), strict=True):
                 row["step"] = step
 
+    def _cut_here(self, p: Tensor, group: Group) -> list[tuple[str, Tile, Structures]]:
+        """The tiles of `p` with the blocks that are owned here."""
+        cut, home = self._cut(p, group), self._placing.homes.get(p)
+        if home is None:
+            return cut
+        return [
+            (prefix, home.local_tile(i), structures)
+            for i, (prefix, _, structures) in enumerate(cut)
+            if home.mine(i)
+        ]
+
     def _plan(self, p: Tensor, structures: Structures, group: Group) -> Plan:
         return make_plan(
             p,
             structures,
             group,
-            fused=self._kernels_run(p),
+            # The blocks of placed parameters are gathered by exchanges.
+            fused=p not in self._placing.homes and self._kernels_run(p),
             dtype=self._products(p, structures, group),
             direction=self._direction,
             kernel=self._kernel if self._curvature is None else None,
@@ -227,7 +287,7 @@ class BlockOptimizer(RootFreeOptimizer):
                 ms, counters = states(work, "momentum", where), states(work, "rounding", where)
                 stack.descend_(ms, counters, tail)
 
-    def _directions_(self, work: Work, stack: Stack | FusedStack) -> None:
+    def _directions_(self, work: Work, stack: AnyStack) -> None:
         """Gradients in the stack <- their directions."""
         if isinstance(stack, FusedStack):  # all parts are there at once
             parts = list(stack.parts())
@@ -237,7 +297,7 @@ class BlockOptimizer(RootFreeOptimizer):
             for part in stack.parts():
                 self._direct_(work, stack, part)
 
-    def _direct_(self, work: Work, stack: Stack | FusedStack, part: Part) -> None:
+    def _direct_(self, work: Work, stack: AnyStack, part: Part) -> None:
         plan, H = part.share.bucket.plan, None
         if plan.kernel is not None and isinstance(stack, FusedStack):
             numbers = stack.numbers.tensor
@@ -261,15 +321,17 @@ class BlockOptimizer(RootFreeOptimizer):
         tiles = [(slot.p, slot.tile) for slot in part.share.slots]
         return self._curvature.blocks(tiles, part.G, B=B)
 
-    def _stacks(self, work: Work) -> list[tuple[list[int], Stack | FusedStack]]:
+    def _stacks(self, work: Work) -> list[tuple[list[int], AnyStack]]:
         """Stacks for the work's parameters; those with kernels have one dtype each."""
         ps, present = work.ps, set(work.ps)
+        if stack := self._placing.stack(work, self._memories[id(work.group)], self._products):
+            return [([*range(len(ps))], stack)]
         alike: dict[Any, list[Bucket[Plan]]] = {}
         for bucket in self._memories[id(work.group)].buckets:
             if any(piece.p in present for slot in bucket.slots for piece in slot.pieces):
                 plan = bucket.plan
                 alike.setdefault(plan.dtype if plan.fused else None, []).append(bucket)
-        stacks: list[tuple[list[int], Stack | FusedStack]] = []
+        stacks: list[tuple[list[int], AnyStack]] = []
         for buckets in alike.values():
             members = {q.p for bucket in buckets for slot in bucket.slots for q in slot.pieces}
             where = [i for i, p in enumerate(ps) if p in members]
@@ -279,6 +341,17 @@ class BlockOptimizer(RootFreeOptimizer):
             else:
                 stacks.append((where, Stack(mine, buckets, wide=working_dtype(mine[0]))))
         return stacks
+
+    def _whole_bytes(self, p: Tensor) -> int:
+        home = self._placing.homes.get(p)
+        return super()._whole_bytes(p) if home is None else whole_bytes(p, home, self.state[p])
+
+    def summary(self) -> str:
+        """The table of all optimizers; with what is exchanged, where ranks share blocks."""
+        return "\n".join([super().summary(), *self._placing.report()])
+
+    def _why_not_recordable(self) -> str | None:
+        return "its ranks exchange blocks" if self._placing.homes else None
 
     def _replays(self, p: Tensor) -> Recordings | None:
         """Where directions of small models are recorded: they use memory of our own alone."""
@@ -290,7 +363,7 @@ class BlockOptimizer(RootFreeOptimizer):
         self._recorder = self._recorder or Recorder()
         return Recordings(self._recorder)
 
-    def _baked(self, work: Work, stack: Stack | FusedStack) -> tuple[Any, ...]:
+    def _baked(self, work: Work, stack: AnyStack) -> tuple[Any, ...]:
         """Hyper-parameters that launches of the directions have in them: rules do, kernels not."""
         if all(share.bucket.plan.kernel is not None for share in stack.shares):
             return ()

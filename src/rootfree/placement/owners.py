@@ -1,0 +1,66 @@
+"""Which rank owns a block: the one that keeps its factors and computes its directions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rootfree.placement.boxes import Box, meet, size_of
+from rootfree.structures import Diagonal, Structure
+
+# A rank that holds most of a block gets it, unless its load would exceed the mean by this much.
+SLACK = 1.1
+# Refreshes are assumed at every second step, the default; the plan must not depend on a schedule.
+INTERVAL = 2
+
+
+class Block(NamedTuple):
+    """A block of a parameter: position of the parameter, tile, number in the tile."""
+
+    parameter: int
+    tile: int
+    number: int
+    box: Box  # in the view of the parameter
+    cost: float
+
+
+Held = Sequence[tuple[int, Box]]  # (rank, box) of every part of a parameter
+
+
+def flops(sizes: Sequence[int], structures: Sequence[Structure]) -> float:
+    """What a step on a block costs, about.
+
+    A dense factor of size d takes two products with the block for the direction. A refresh takes
+    two more and some products of d×d matrices.
+    """
+    elements = math.prod(sizes)
+    dense = [s.d for s in structures if not isinstance(s, Diagonal)]
+    direction = sum(4 * elements * d for d in dense)
+    refresh = sum(4 * elements * d + 8 * d**3 for d in dense)
+    return 10 * elements + direction + refresh / INTERVAL
+
+
+def assign(
+    blocks: Sequence[Block], held: Mapping[int, Held], load: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """The owner of every block, and the load of every rank, beside the given one, after that.
+
+    The largest blocks first, each to the rank that holds most of it, or else to the one with the
+    least to do; the same on every rank.
+    """
+    load, owners = list(load), [0] * len(blocks)
+    mean = (sum(load) + sum(block.cost for block in blocks)) / len(load)
+    for n in sorted(range(len(blocks)), key=lambda n: (-blocks[n].cost, n)):
+        _, _, _, box, cost = blocks[n]
+        shares = dict.fromkeys(range(len(load)), 0)
+        for rank, other in held[blocks[n].parameter]:
+            common = meet(other, box)
+            shares[rank] += size_of(common) if common else 0
+        idle = min(shares, key=lambda rank: (load[rank], rank))
+        nearest = max(shares, key=lambda rank: (shares[rank], -load[rank], -rank))
+        limit = max(SLACK * mean, load[idle] + cost)
+        owner = nearest if load[nearest] + cost <= limit else idle
+        load[owner] += cost
+        owners[n] = owner
+    return owners, load

@@ -1,0 +1,224 @@
+"""The blocks of a step on many ranks: pieces of gradients go to the owners, directions come back.
+
+The interface is that of `kernels/stack.py`. Gradients and directions travel in the dtype of the
+products: nothing is lost that would not be lost there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootfree.kernels.rounding import Within, widened
+from rootfree.kernels.stack import Part, Share
+from rootfree.layout.buckets import Bucket, put_back_, select
+from rootfree.placement.boxes import Box, part, whole
+from rootfree.placement.exchange import Places, Route, make_route, move
+from rootfree.placement.homes import Home
+from rootfree.placement.local import local, within
+from rootfree.placement.norms import PlacedNorms
+from rootfree.rules.momentum import Tail, descend_
+
+Views = dict[tuple[int, Box], Tensor]
+#: (position of a parameter in its group, rank) of gradients that are missing on some ranks only
+Absent = frozenset[tuple[int, int]]
+
+# Patterns of missing gradients whose routes are remembered.
+MOST_PATTERNS = 4
+
+
+class PlacedStack:
+    """Gathers blocks that are owned here from all ranks, and brings their directions back."""
+
+    def __init__(
+        self, params: Sequence[Tensor], homes: Sequence[Home], buckets: list[Bucket[Any]], *,
+        dtypes: Sequence[torch.dtype], wide: torch.dtype, where: Sequence[int],
+        absent: Callable[[], Absent],
+    ) -> None:  # fmt: skip
+        """`dtypes`: of each parameter's products; `where`: its position in the group."""
+        self.ps, self._homes, self._dtypes, self._wide = list(params), list(homes), dtypes, wide
+        self._where, self._absent = list(where), absent
+        self._ranks = homes[0].ranks
+        self._device = local(params[0]).device
+        members = {p: i for i, p in enumerate(params)}
+        self.shares: list[Share] = []
+        #: of each share: parameter and box of every block
+        self._blocks: list[list[tuple[int, Box]]] = []
+        for bucket in buckets:
+            found = [n for n, slot in enumerate(bucket.slots) if slot.p in members]
+            if found:
+                slots = [bucket.slots[n] for n in found]
+                rows = None if len(found) == len(bucket.slots) else bucket.rows_of(found)
+                boxes = [
+                    (members[slot.p], homes[members[slot.p]].blocks[tile][number])
+                    for slot in slots
+                    for tile in [int(slot.prefix.removeprefix("block").removesuffix("."))]
+                    for number in homes[members[slot.p]].mine(tile)
+                ]
+                self.shares.append(Share(bucket, slots, rows, len(boxes)))
+                self._blocks.append(boxes)
+        self._norms = PlacedNorms(self._homes, self._ranks, self._device)
+        self._inward: dict[Absent, dict[torch.dtype, Route]] = {}
+        kept = [i for i, home in enumerate(homes) if not home.at_owner]
+        self._outward = self._routes(
+            {i: homes[i].owned for i in kept}, {i: homes[i].held for i in kept}, dtypes
+        )
+        # Updated blocks go to everybody else; their owner has them in place.
+        others = {
+            i: [
+                (r, box)
+                for owner, box in home.owned
+                for r in range(self._ranks.world)
+                if r != owner
+            ]
+            for i, home in enumerate(homes)
+            if home.at_owner
+        }
+        self._updated = self._routes(
+            {i: homes[i].owned for i in others}, others, [p.dtype for p in params]
+        )
+        self._stacks: list[Tensor] = []
+
+    def _routes(
+        self,
+        sources: Mapping[int, Places],
+        targets: Mapping[int, Places],
+        dtypes: Sequence[torch.dtype],
+    ) -> dict[torch.dtype, Route]:
+        """One route for each dtype, in an order that is the same on all ranks."""
+        found = {}
+        for dtype in sorted({dtypes[i] for i in targets}, key=str):
+            mine = {i: places for i, places in targets.items() if dtypes[i] == dtype}
+            found[dtype] = make_route(sources, mine, me=self._ranks.me, world=self._ranks.world)
+        return found
+
+    def _move(self, routes: dict[torch.dtype, Route], have: Views, want: Views, what: str) -> None:
+        for dtype, route in routes.items():
+            move(
+                route, have, want, dtype=dtype, device=self._device, group=self._ranks.group,
+                sent=self._ranks.sent, what=what,
+            )  # fmt: skip
+
+    def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
+        """Take the local parts of gradients in the order of the parameters."""
+        absent = self._absent()
+        if absent not in self._inward:
+            having = {
+                i: [(r, box) for r, box in home.held if (self._where[i], r) not in absent]
+                for i, home in enumerate(self._homes)
+            }
+            owned = {i: home.owned for i, home in enumerate(self._homes)}
+            if len(self._inward) >= MOST_PATTERNS:
+                self._inward.clear()
+            self._inward[absent] = self._routes(having, owned, self._dtypes)
+        self._stacks = [
+            torch.empty(
+                share.blocks, *share.slots[0].tile.sizes, dtype=share.bucket.plan.dtype,
+                device=self._device,
+            )
+            for share in self.shares
+        ]  # fmt: skip
+        have = {
+            (i, box): view
+            for i, (home, g) in enumerate(zip(self._homes, gs, strict=True))
+            for box, view in home.views(g.contiguous()).items()
+        }
+        self._move(self._inward[absent], have, self._rows(), "gradients")
+
+    def _rows(self) -> Views:
+        """The blocks that are owned here, in their stacks."""
+        return {
+            at: G[row]
+            for G, blocks in zip(self._stacks, self._blocks, strict=True)
+            for row, at in enumerate(blocks)
+        }
+
+    def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
+        """Do work on the parts."""
+        work()
+
+    def release(self) -> None:
+        """Nothing is recorded here."""
+
+    def parts(self) -> Iterator[Part]:
+        """Each share with its gradients."""
+        for share, G in zip(self.shares, self._stacks, strict=True):
+            slabs, rows = share.bucket.slabs, share.rows
+            yield Part(share, G, slabs if rows is None else select(slabs, rows), None)
+
+    def keep_(self, part: Part, *, refresh: bool) -> None:
+        """Take the directions of a part, and with `refresh` its changed state."""
+        if part.share.rows is not None and refresh:
+            put_back_(part.share.bucket.slabs, part.share.rows, part.state)
+
+    def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
+        """The tail of the step.  Changes the parameters and ms."""
+        rows = self._rows()
+        us = [torch.empty(local(p).shape, dtype=self._wide, device=self._device) for p in self.ps]
+        come = {
+            (i, box): view
+            for i, (home, u) in enumerate(zip(self._homes, us, strict=True))
+            if not home.at_owner
+            for box, view in home.views(u).items()
+        }
+        self._move(self._outward, rows, come, "directions")
+        here = [local(p) for p in self.ps]
+        flat = [p if p.is_contiguous() else p.contiguous() for p in here]
+        pieces = _Pieces(self._device, self._wide)
+        updated: Views = {}
+        for i, home in enumerate(self._homes):
+            m = ms[i] if ms else None
+            if not home.at_owner:
+                pieces.add(i, here[i], m, us[i], within(self.ps[i]))
+                continue
+            view, segments = flat[i].view(home.view), home.segments(m) if m is not None else {}
+            for _, box in home.owned:
+                updated[i, box] = part(view, whole(home.view), box)
+            for box in home.my_boxes:
+                where = Within(tuple(start for start, _ in box), home.view)
+                u = rows[i, box].to(self._wide)
+                pieces.add(i, updated[i, box], segments.get(box), u, where)
+        pieces.descend_(tail, self._norms, counters)
+        self._move(self._updated, updated, updated, "parameters")
+        for i, home in enumerate(self._homes):
+            if home.at_owner and flat[i] is not here[i]:
+                here[i].copy_(flat[i])
+        self._stacks = []
+
+
+class _Pieces:
+    """What the tail works on here: parameters, or their blocks where these are owned."""
+
+    def __init__(self, device: torch.device, wide: torch.dtype) -> None:
+        self._none = torch.empty(0, dtype=wide, device=device)
+        self._wide = wide
+        self._of: list[int] = []
+        self._ps: list[Tensor] = []
+        self._ms: list[Tensor] = []
+        self._us: list[Tensor] = []
+        self._withins: list[Within | None] = []
+
+    def add(self, i: int, p: Tensor, m: Tensor | None, u: Tensor, where: Within | None) -> None:
+        self._of.append(i)
+        self._ps.append(p)
+        self._us.append(u)
+        self._ms += [] if m is None else [m]
+        self._withins.append(where)
+
+    def descend_(self, tail: Tail, norms: PlacedNorms, counters: list[Tensor]) -> None:
+        of, ps, ms, us = self._of, self._ps, self._ms, self._us
+        if not ps:  # nothing is here, but the others wait for our part of the norms
+            none = self._none
+            descend_([none], [none.clone()], [none.clone()], tail, rms=norms.of([]))
+        elif not ms or ms[0].dtype == self._wide:
+            descend_(ps, ms, us, tail, rms=norms.of(of))
+        else:
+            # Blocks of one parameter share its counter, which advances once.
+            mine = [counters[i].clone() for i in of] if counters else []
+            with widened(ms, self._wide, mine, self._withins) as wide:
+                descend_(ps, wide, us, tail, rms=norms.of(of))
+        if counters:
+            torch._foreach_add_(counters, 1)
