@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distributed import agreement, checkpoints, resuming, same_result
+from distributed import agreement, checkpoints, pages, resuming, same_result
 from distributed.launch import results
 
 #: checkpoints travel from world to world
@@ -23,6 +23,7 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
     if turn == SECOND:
         found["undisturbed"] = resuming.trained()
     if turn == LAST:
+        found |= pages.run(folder)
         found |= agreement.run()
     return found
 
