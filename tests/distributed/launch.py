@@ -37,7 +37,12 @@ def results(module: str, worlds: tuple[int, ...], folder: Path) -> list[list[Any
     else:
         command = [sys.executable, __file__, module, ",".join(map(str, worlds)), str(folder)]
         paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+            "TRITON_INTERPRET": "1",  # kernels run on a CPU for those who insist
+        }
         run = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT
         )

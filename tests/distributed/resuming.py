@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ descend, dying.steps = PlacedStack.descend_, 0
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # Now and then gloo does not connect after a restart; it is then started once more.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         PlacedStack.descend_ = dying
     found = trained(Path(sys.argv[1]))

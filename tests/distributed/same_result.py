@@ -69,6 +69,7 @@ def run() -> dict[str, Any]:
         found["missing"] = missing_gradients()
         found["bf16"] = bf16_state()
         found["boxes"] = boxes()
+        found["kernels"] = kernels("sharded")
     return found
 
 
@@ -197,6 +198,23 @@ def in_bf16(method: str, params: list[Any], **given: Any) -> Any:
     bf16 = {"state_dtype": methods.BF16, "factor_dtype": methods.BF16}
     options = {"riemannian_momentum": 0.0, "max_update_rms": None}
     return methods.if_shampoo(params, **bf16, **options, **given)
+
+
+def kernels(kind: str) -> dict[str, Any]:
+    """Directions by kernels, with factors in halves."""
+    found = {}
+    for make in (rootfree.IFShampoo, rootfree.IFWhitening):
+        params = by_hand(kind)
+        options = {} if make is rootfree.IFWhitening else {"batch_size": 8}
+        bf16 = {"matmul_dtype": methods.BF16, "fused": kind == "sharded"}
+        optimizer = make(params, lr=1e-2, block_size=16, **bf16, **options)
+        for step in range(3):
+            set_gradients(params, step)
+            optimizer.step()
+        saved = rootfree.full_state_dict(optimizer)["state"]
+        keys = {key for row in optimizer.state.values() for key in row}
+        found[make.__name__] = [full(p) for p in params], saved, "block0.upper0" in keys
+    return found
 
 
 def bf16_state() -> dict[Any, Any]:

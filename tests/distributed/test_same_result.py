@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -108,6 +110,21 @@ def test_rounded_state_is_that_of_one_process(found, method):
                 torch.testing.assert_close(there, p.detach(), rtol=0, atol=1e-6)
                 for key, tensor in optimizer.state_dict()["state"][n].items():
                     assert torch.equal(state[n][key], tensor), (kind, n, key)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_directions_by_kernels(found):
+    """They are those of the rules up to the rounding of the products, and halves are not saved."""
+    expected, start = same_result.kernels("whole"), same_result.by_hand("whole")
+    for rank in found[4]:
+        for name, (params, state, _) in expected.items():
+            there, saved, _ = rank["kernels"][name]
+            for n, (p, q, before) in enumerate(zip(params, there, start, strict=True)):
+                assert (p - q).norm() < 0.03 * (p - before).norm()
+                assert saved[n].keys() == state[n].keys()
+                for key in ("block0.factor0", "block0.factor1"):
+                    assert (saved[n][key] - state[n][key]).norm() < 0.01 * state[n][key].norm()
+    assert any(rank["kernels"]["IFShampoo"][2] for rank in found[4])
 
 
 def test_boxes_are_where_torch_puts_shards(found):

@@ -27,7 +27,7 @@ from rootfree.kernels.block_table import (
 from rootfree.kernels.graphs import Recordings
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.stack import Part, shares_of
-from rootfree.kernels.tables import AddressTable, NumberTable
+from rootfree.kernels.tables import NUMBERS, AddressTable, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.rules.momentum import Tail
 
@@ -112,15 +112,13 @@ class FusedStack:
         tables = (self._rectangles, self._items, self._spans, self._sizes)
         self._gradients = AddressTable(len(self.ps), device, beside=tables)
         self._state = AddressTable(3 * len(self.ps), device, beside=tables)
-        self.numbers = NumberTable(11, device)
+        self.numbers = NumberTable(NUMBERS, device)
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
         self._gradients.stock_up()
         self._state.stock_up()
-        cap, rms, clip = tail.cap or 1.0, tail.rms or 1.0, tail.clip or 1.0
-        first = (tail.lr, tail.alpha1, tail.kappa, cap, rms)
-        self.numbers.send(*first, *rates, tail.least, clip)
+        send_numbers(self.numbers, tail, rates)
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Fill the stack with gradients (and their sums of squares)."""

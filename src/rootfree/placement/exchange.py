@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rootfree.placement.boxes import Box, meet, part, shape_of, size_of
-from rootfree.placement.processes import takes
+from rootfree.placement.processes import exchange_device
 
 Key = Any
 Places = Sequence[tuple[int, Box]]
@@ -131,11 +131,10 @@ def _all_to_all(come: Tensor, out: Tensor, sizes: list[list[int]], group: Any) -
     """Start the exchange; the function returned waits for it and gives what came."""
     if len(sizes[0]) == 1:
         return lambda: come
-    if takes(group, out.device):
-        there, here = out, come
-    else:  # parameters offloaded to the CPU, processes connected by their devices alone
-        device = torch.device("cuda", torch.cuda.current_device())
-        there, here = out.to(device), torch.empty_like(come, device=device)
+    device = exchange_device(group, out.device)
+    there, here = (out, come) if device == out.device else (
+        out.to(device), torch.empty_like(come, device=device)
+    )  # fmt: skip
     # As bytes: not every backend knows every dtype.
     width = out.element_size()
     bytes_in, bytes_out = ([n * width for n in each] for each in sizes)

@@ -1,7 +1,8 @@
 """The blocks of a step on many ranks: pieces of gradients go to the owners, directions come back.
 
 The interface is that of `kernels/stack.py`. Gradients and directions travel in the dtype of the
-products: nothing is lost that would not be lost there.
+products: nothing is lost that would not be lost there. Directions are made by kernels where there
+are kernels for them; torch functions do the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from rootfree.kernels.rounding import Within, widened
 from rootfree.kernels.stack import Part, Share
+from rootfree.kernels.tables import NUMBERS, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.placement.boxes import Box, part, whole
 from rootfree.placement.exchange import Places, Route, make_route, move
@@ -60,6 +62,8 @@ class PlacedStack:
                 ]
                 self.shares.append(Share(bucket, slots, rows, len(boxes)))
                 self._blocks.append(boxes)
+        kernels = any(share.bucket.plan.kernel is not None for share in self.shares)
+        self.numbers = NumberTable(NUMBERS, self._device) if kernels else None
         self._norms = PlacedNorms(self._homes, self._ranks, self._device)
         self._inward: dict[Absent, dict[torch.dtype, Route]] = {}
         kept = [i for i, home in enumerate(homes) if not home.at_owner]
@@ -81,6 +85,7 @@ class PlacedStack:
             {i: homes[i].owned for i in others}, others, [p.dtype for p in params]
         )
         self._stacks: list[Tensor] = []
+        self._refresh = True
 
     def _routes(
         self,
@@ -102,9 +107,14 @@ class PlacedStack:
                 sent=self._ranks.sent, what=what,
             )  # fmt: skip
 
+    def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
+        """Bring hyper-parameters to where the kernels of the directions read them."""
+        if self.numbers is not None:
+            send_numbers(self.numbers, tail, rates)
+
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Take the local parts of gradients in the order of the parameters."""
-        absent = self._absent()
+        absent, self._refresh = self._absent(), squares
         if absent not in self._inward:
             having = {
                 i: [(r, box) for r, box in home.held if (self._where[i], r) not in absent]
@@ -146,8 +156,10 @@ class PlacedStack:
     def parts(self) -> Iterator[Part]:
         """Each share with its gradients."""
         for share, G in zip(self.shares, self._stacks, strict=True):
-            slabs, rows = share.bucket.slabs, share.rows
-            yield Part(share, G, slabs if rows is None else select(slabs, rows), None)
+            slabs, rows, sums = share.bucket.slabs, share.rows, None
+            if share.bucket.plan.kernel is not None and self._refresh:
+                sums = G.flatten(1).double().square().sum(1, keepdim=True)
+            yield Part(share, G, slabs if rows is None else select(slabs, rows), sums)
 
     def keep_(self, part: Part, *, refresh: bool) -> None:
         """Take the directions of a part, and with `refresh` its changed state."""

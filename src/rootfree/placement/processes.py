@@ -48,6 +48,15 @@ def takes(group: Any, device: torch.device) -> bool:
     return True
 
 
+def exchange_device(group: Any, device: torch.device) -> torch.device:
+    """Where tensors must be for an all-to-all, given where they are."""
+    if not takes(group, device):  # parameters offloaded to the CPU, ranks connected by their GPUs
+        return torch.device("cuda", torch.cuda.current_device())
+    if device.type != "cpu" and group._get_backend(device).name() == "gloo":
+        return torch.device("cpu")  # gloo has none for GPUs
+    return device
+
+
 @cache
 def _new_group(world: Any, ranks: tuple[int, ...], backend: str | None) -> Any:
     # `world` is there because a new default group makes the old ones useless.

@@ -82,7 +82,7 @@ class BlockOptimizer(RootFreeOptimizer):
         return super()._remember(group)
 
     def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
-        if self._placed is None or not self._placed.crews:
+        if self._placed is None or not self._placed.homes:
             return {}
         memories = [self._memory_of(group) for group in self.param_groups]
         counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
@@ -219,8 +219,7 @@ class BlockOptimizer(RootFreeOptimizer):
             p,
             structures,
             group,
-            # The blocks of placed parameters are gathered by exchanges.
-            fused=p not in self._placing.homes and self._kernels_run(p),
+            fused=self._kernels_run(p),
             dtype=self._products(p, structures, group),
             direction=self._direction,
             kernel=self._kernel if self._curvature is None else None,
@@ -262,7 +261,7 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _send_numbers(self, work: Work) -> None:
         for _, stack in work.stacks or []:
-            if isinstance(stack, FusedStack):
+            if not isinstance(stack, Stack):
                 group = work.group
                 lam, gamma = max(group["damping"], LEAST_DAMPING), group.get("gamma", 1.0)
                 rates = (self._terms(group), group["precond_lr"], lam, gamma)
@@ -299,7 +298,7 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _direct_(self, work: Work, stack: AnyStack, part: Part) -> None:
         plan, H = part.share.bucket.plan, None
-        if plan.kernel is not None and isinstance(stack, FusedStack):
+        if plan.kernel is not None and not isinstance(stack, Stack) and stack.numbers is not None:
             numbers = stack.numbers.tensor
             plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
         else:

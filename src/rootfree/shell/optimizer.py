@@ -272,7 +272,10 @@ class RootFreeOptimizer(Optimizer, ABC):
                 work = sorted_work(group, kinds, rows, elements_at_once=self._elements_at_once)
                 patterns[:] = [(kinds, work), *patterns[: MOST_PATTERNS - 1]]
             for w in work:
-                w.take(gs)
+                if w.withins is None:
+                    w.gs = [cast("Tensor", gs[i]) for i in w.where]
+                else:
+                    w.take_parts(gs)
                 w.refresh = refresh if refresh is not None else dues[w.where[0]]
             found += work
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,15 +43,12 @@ class Work:
     kernel: FusedDiagonal | None = None
     withins: list[Within | None] | None = None  # what ps are parts of; None: all are whole
 
-    def take(self, gs: Sequence[Tensor | None]) -> None:
-        """Take the gradients of this step from those of the group."""
+    def take_parts(self, gs: Sequence[Tensor | None]) -> None:
+        """Take what is here of this step's gradients, and of the parameters, from the group."""
         params = self.group["params"]
-        if self.withins is None:
-            self.gs = [cast("Tensor", gs[i]) for i in self.where]
-        else:
-            # FSDP may have moved its shards: they are looked up anew.
-            self.ps[:] = [local(params[i]) for i in self.where]
-            self.gs = [local_gradient(params[i], cast("Tensor", gs[i])) for i in self.where]
+        # FSDP may have moved its shards: they are looked up anew.
+        self.ps[:] = [local(params[i]) for i in self.where]
+        self.gs = [local_gradient(params[i], gs[i]) for i in self.where]
 
 
 @dataclass(eq=False)
