@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootfree.placement.boxes import part, size_of, whole
-from rootfree.placement.exchange import make_route
 from rootfree.placement.owners import SLACK, Block, assign, flops
+from rootfree.placement.routes import make_route
 from rootfree.structures import Dense, Diagonal
 
 SHAPE = (12, 10)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from rootfree.placement.boxes import Box, part, shape_of, size_of, view_boxes, whole
-from rootfree.placement.exchange import Places, make_route, move
+from rootfree.placement.exchange import move
 from rootfree.placement.homes import Home, shard_axis
 from rootfree.placement.local import is_sharded, local, offsets_and_shape
+from rootfree.placement.routes import Places, make_route
 
 State = Mapping[str, Tensor]
 Boxes = dict[Box, Tensor]

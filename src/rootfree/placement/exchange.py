@@ -1,130 +1,143 @@
-"""Moving boxes between ranks.
+"""Moving boxes between ranks, by one all-to-all with exact sizes.
 
-Tensors are lists of (rank, box): who has which part. A route says what each rank must send so that
-everybody gets the boxes that it wants; boxes are intersected once, when the route is made. Empty
-and uneven shards are no special case.
+Which elements of which tensors go where in the buffers is worked out once, on stand-ins without
+memory; a step makes one view for each piece and copies them all at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rootfree.placement.boxes import Box, meet, part, shape_of, size_of
+from rootfree.placement.boxes import Box, part, shape_of, size_of
 from rootfree.placement.processes import exchange_device
-
-Key = Any
-Places = Sequence[tuple[int, Box]]
-Tensors = Mapping[tuple[Key, Box], Tensor]
+from rootfree.placement.routes import Key, Leg, Route
 
 
-@dataclass(frozen=True)
-class Leg:
-    """Elements of one box that go somewhere: the box that holds them, and which they are."""
+class Shadow(NamedTuple):
+    """A view of a tensor that is not there yet: its number, and the view of a stand-in."""
 
-    key: Key
-    box: Box
-    cut: Box
+    number: int
+    view: Tensor
 
 
-@dataclass(frozen=True)
-class Route:
-    """What this rank sends to each rank, gets from each, and keeps."""
+class Piece(NamedTuple):
+    """A view of a tensor as numbers, relative to where the tensor begins."""
 
-    sent: list[list[Leg]]
-    received: list[list[Leg]]
-    kept: list[tuple[Leg, Leg]]
-    holes: list[tuple[Key, Box]]  # boxes here with elements that nobody has
+    number: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
-
-def make_route(
-    sources: Mapping[Key, Places], targets: Mapping[Key, Places], *, me: int, world: int
-) -> Route:
-    """The route by which every target box gets its elements from somebody who has them.
-
-    Of several that have them, a rank itself is preferred, then the one with the nearest number.
-    """
-    sent: list[list[Leg]] = [[] for _ in range(world)]
-    received: list[list[Leg]] = [[] for _ in range(world)]
-    kept, holes = [], []
-    for key, wanted in targets.items():
-        having = sources.get(key, ())
-        mine = [place for place in having if place[0] == me]
-        once = _disjoint(having)
-        for rank, box in wanted:
-            # Where nothing is there twice, what others send each other is no business of ours.
-            candidates = mine if once and rank != me else having
-            missing, taken = size_of(box), list[Box]()
-            for source, held in sorted(candidates, key=lambda at: _distance(at[0], rank)):
-                cut = meet(held, box)
-                if cut is None or any(meet(cut, other) for other in taken):
-                    continue
-                taken.append(cut)
-                missing -= size_of(cut)
-                if source == rank == me:
-                    kept.append((Leg(key, held, cut), Leg(key, box, cut)))
-                elif rank == me:
-                    received[source].append(Leg(key, box, cut))
-                elif source == me:
-                    sent[rank].append(Leg(key, held, cut))
-                if missing == 0:
-                    break
-            if missing and rank == me:
-                holes.append((key, box))
-    return Route(sent, received, kept, holes)
+    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The view."""
+        t = tensors[self.number]
+        return t.as_strided(self.size, self.stride, t.storage_offset() + self.offset)
 
 
-def _distance(source: int, rank: int) -> tuple[int, int]:
-    return abs(source - rank), source
+Shadows = Mapping[tuple[Key, Box], Shadow]
 
 
-def _disjoint(places: Places) -> bool:
-    """Whether no element is in two boxes, given that boxes are equal or have nothing in common."""
-    return len({box for _, box in places}) == len(places)
+def stand_in(shape: Sequence[int]) -> Tensor:
+    """What a contiguous tensor looks like."""
+    return torch.empty(shape, device="meta")
+
+
+def piece_of(shadow: Shadow) -> Piece:
+    """The view as numbers."""
+    view = shadow.view
+    return Piece(shadow.number, tuple(view.shape), view.stride(), int(view.storage_offset()))
+
+
+class Exchange:
+    """A route between given kinds of tensors, for numbers of one dtype."""
+
+    def __init__(
+        self, route: Route, have: Shadows, want: Shadows, *, dtype: torch.dtype,
+        device: torch.device, group: Any,
+    ) -> None:  # fmt: skip
+        outgoing = [leg for legs in route.sent for leg in legs]
+        incoming = [leg for legs in route.received for leg in legs]
+        self._out, self._in = _cuts(have, outgoing), _cuts(want, incoming)
+        self._out_spaces, self._in_spaces = _spaces(outgoing), _spaces(incoming)
+        self._kept = (
+            _cuts(have, [source for source, _ in route.kept]),
+            _cuts(want, [target for _, target in route.kept]),
+        )
+        self._holes = [piece_of(want[key, box]) for key, box in route.holes]
+        self._sizes = [
+            [sum(size_of(leg.cut) for leg in legs) for legs in way]
+            for way in (route.received, route.sent)
+        ]
+        self._dtype, self._device, self._group = dtype, device, group
+
+    def __call__(
+        self, have: Sequence[Tensor], want: Sequence[Tensor], sent: MutableMapping[str, int],
+        what: str,
+    ) -> None:  # fmt: skip
+        """Fill what is wanted from what is there.  Changes `want` and `sent`.
+
+        `sent` counts bytes that leave this rank, by `what` they are.
+        """
+        for hole in self._holes:
+            hole.of(want).zero_()
+        come, out = (
+            torch.empty(sum(sizes), dtype=self._dtype, device=self._device) for sizes in self._sizes
+        )
+        _copy_(_views(self._out_spaces, [out]), _views(self._out, have))
+        sent[what] = sent.get(what, 0) + out.numel() * out.element_size()
+        wait = _all_to_all(come, out, self._sizes, self._group)
+        _copy_(_views(self._kept[1], want), _views(self._kept[0], have))  # meanwhile
+        _copy_(_views(self._in, want), _views(self._in_spaces, [wait()]))
 
 
 def move(
-    route: Route, have: Tensors, want: Tensors, *, dtype: torch.dtype, device: torch.device,
-    group: Any, sent: MutableMapping[str, int], what: str,
+    route: Route, have: Mapping[tuple[Key, Box], Tensor], want: Mapping[tuple[Key, Box], Tensor],
+    *, dtype: torch.dtype, device: torch.device, group: Any, sent: MutableMapping[str, int],
+    what: str,
 ) -> None:  # fmt: skip
-    """Fill the wanted boxes, all in one exchange of numbers of this dtype.  Changes `want`, `sent`.
-
-    `sent` counts bytes that leave this rank, by `what` they are.
-    """
-    for key, box in route.holes:
-        want[key, box].zero_()
-    outgoing = [leg for legs in route.sent for leg in legs]
-    incoming = [leg for legs in route.received for leg in legs]
-    out = _buffer(sum(size_of(leg.cut) for leg in outgoing), dtype, device)
-    for leg, space in zip(outgoing, _split(out, outgoing), strict=True):
-        space.copy_(part(have[leg.key, leg.box], leg.box, leg.cut))
-    come = _buffer(sum(size_of(leg.cut) for leg in incoming), dtype, device)
-    sizes = [
-        [sum(size_of(leg.cut) for leg in legs) for legs in way]
-        for way in (route.received, route.sent)
-    ]
-    sent[what] = sent.get(what, 0) + out.numel() * out.element_size()
-    work = _all_to_all(come, out, sizes, group)
-    for source, target in route.kept:  # meanwhile
-        part(want[target.key, target.box], target.box, target.cut).copy_(
-            part(have[source.key, source.box], source.box, source.cut)
-        )
-    come = work()
-    for leg, space in zip(incoming, _split(come, incoming), strict=True):
-        part(want[leg.key, leg.box], leg.box, leg.cut).copy_(space)
+    """One exchange between tensors that are there.  Changes `want` and `sent`."""
+    exchange = Exchange(
+        route, _shadows(have), _shadows(want), dtype=dtype, device=device, group=group
+    )
+    exchange([*have.values()], [*want.values()], sent, what)
 
 
-def _buffer(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty(size, dtype=dtype, device=device)
+def _shadows(tensors: Mapping[tuple[Key, Box], Tensor]) -> Shadows:
+    return {
+        at: Shadow(n, torch.empty_strided(t.size(), t.stride(), device="meta"))
+        for n, (at, t) in enumerate(tensors.items())
+    }
 
 
-def _split(buffer: Tensor, legs: Sequence[Leg]) -> list[Tensor]:
-    parts = buffer.split([size_of(leg.cut) for leg in legs]) if legs else ()
-    return [space.view(shape_of(leg.cut)) for space, leg in zip(parts, legs, strict=True)]
+def _cuts(shadows: Shadows, legs: Iterable[Leg]) -> list[Piece]:
+    found = []
+    for leg in legs:
+        number, view = shadows[leg.key, leg.box]
+        found.append(piece_of(Shadow(number, part(view, leg.box, leg.cut))))
+    return found
+
+
+def _spaces(legs: Sequence[Leg]) -> list[Piece]:
+    """Their places in the buffer, one after the other."""
+    found, start = [], 0
+    for leg in legs:
+        shape = shape_of(leg.cut)
+        found.append(Piece(0, shape, stand_in(shape).stride(), start))
+        start += size_of(leg.cut)
+    return found
+
+
+def _views(pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [piece.of(tensors) for piece in pieces]
+
+
+def _copy_(to: list[Tensor], source: list[Tensor]) -> None:
+    if to:
+        torch._foreach_copy_(to, source)
 
 
 def _all_to_all(come: Tensor, out: Tensor, sizes: list[list[int]], group: Any) -> Any:

@@ -17,14 +17,14 @@ from rootfree.kernels.rounding import Within, widened
 from rootfree.kernels.stack import Part, Share
 from rootfree.kernels.tables import NUMBERS, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
-from rootfree.placement.boxes import Box, part, whole
-from rootfree.placement.exchange import Places, Route, make_route, move
+from rootfree.placement.boxes import Box, part, shape_of, whole
+from rootfree.placement.exchange import Exchange, Shadow, Shadows, piece_of, stand_in
 from rootfree.placement.homes import Home
 from rootfree.placement.local import local, within
 from rootfree.placement.norms import PlacedNorms
+from rootfree.placement.routes import Places, make_route
 from rootfree.rules.momentum import Tail, descend_
 
-Views = dict[tuple[int, Box], Tensor]
 #: (position of a parameter in its group, rank) of gradients that are missing on some ranks only
 Absent = frozenset[tuple[int, int]]
 
@@ -65,47 +65,66 @@ class PlacedStack:
         kernels = any(share.bucket.plan.kernel is not None for share in self.shares)
         self.numbers = NumberTable(NUMBERS, self._device) if kernels else None
         self._norms = PlacedNorms(self._homes, self._ranks, self._device)
-        self._inward: dict[Absent, dict[torch.dtype, Route]] = {}
+        self._inward: dict[Absent, list[Exchange]] = {}
+        # Shapes of what a step has: parts of the parameters, stacks of the blocks owned here.
+        self._parts = {
+            (i, box): Shadow(i, view)
+            for i, home in enumerate(homes)
+            for box, view in home.views(stand_in(shape_of(home.parts[home.ranks.me]))).items()
+        }
+        self._rows = {
+            at: Shadow(n, stand_in((len(blocks), *share.slots[0].tile.sizes))[row])
+            for n, (share, blocks) in enumerate(zip(self.shares, self._blocks, strict=True))
+            for row, at in enumerate(blocks)
+        }
         kept = [i for i, home in enumerate(homes) if not home.at_owner]
-        self._outward = self._routes(
-            {i: homes[i].owned for i in kept}, {i: homes[i].held for i in kept}, dtypes
-        )
+        owned = {i: home.owned for i, home in enumerate(homes)}
+        held = {i: homes[i].held for i in kept}
+        self._outward = self._exchanges(owned, held, self._rows, self._parts, dtypes)
         # Updated blocks go to everybody else; their owner has them in place.
+        blocks = {
+            (i, box): Shadow(i, part(stand_in(home.view), whole(home.view), box))
+            for i, home in enumerate(homes)
+            if home.at_owner
+            for _, box in home.owned
+        }
+        everybody = range(self._ranks.world)
         others = {
-            i: [
-                (r, box)
-                for owner, box in home.owned
-                for r in range(self._ranks.world)
-                if r != owner
-            ]
+            i: [(r, box) for owner, box in home.owned for r in everybody if r != owner]
             for i, home in enumerate(homes)
             if home.at_owner
         }
-        self._updated = self._routes(
-            {i: homes[i].owned for i in others}, others, [p.dtype for p in params]
-        )
+        self._updates = self._exchanges(owned, others, blocks, blocks, [p.dtype for p in params])
+        #: of each parameter: what is updated here, if its blocks are: the block, its direction
+        self._mine = [
+            {
+                box: (
+                    piece_of(blocks[i, box]),
+                    piece_of(self._rows[i, box]),
+                    Within(tuple(start for start, _ in box), home.view),
+                )
+                for box in home.my_boxes
+            }
+            if home.at_owner
+            else {}
+            for i, home in enumerate(homes)
+        ]
+        self._withins = [within(p) for p in params]
         self._stacks: list[Tensor] = []
         self._refresh = True
 
-    def _routes(
-        self,
-        sources: Mapping[int, Places],
-        targets: Mapping[int, Places],
-        dtypes: Sequence[torch.dtype],
-    ) -> dict[torch.dtype, Route]:
-        """One route for each dtype, in an order that is the same on all ranks."""
-        found = {}
+    def _exchanges(
+        self, sources: Mapping[int, Places], targets: Mapping[int, Places], have: Shadows,
+        want: Shadows, dtypes: Sequence[torch.dtype],
+    ) -> list[Exchange]:  # fmt: skip
+        """One exchange for each dtype, in an order that is the same on all ranks."""
+        found, ranks = [], self._ranks
         for dtype in sorted({dtypes[i] for i in targets}, key=str):
             mine = {i: places for i, places in targets.items() if dtypes[i] == dtype}
-            found[dtype] = make_route(sources, mine, me=self._ranks.me, world=self._ranks.world)
+            route = make_route(sources, mine, me=ranks.me, world=ranks.world)
+            device, group = self._device, ranks.group
+            found.append(Exchange(route, have, want, dtype=dtype, device=device, group=group))
         return found
-
-    def _move(self, routes: dict[torch.dtype, Route], have: Views, want: Views, what: str) -> None:
-        for dtype, route in routes.items():
-            move(
-                route, have, want, dtype=dtype, device=self._device, group=self._ranks.group,
-                sent=self._ranks.sent, what=what,
-            )  # fmt: skip
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring hyper-parameters to where the kernels of the directions read them."""
@@ -123,7 +142,9 @@ class PlacedStack:
             owned = {i: home.owned for i, home in enumerate(self._homes)}
             if len(self._inward) >= MOST_PATTERNS:
                 self._inward.clear()
-            self._inward[absent] = self._routes(having, owned, self._dtypes)
+            self._inward[absent] = self._exchanges(
+                having, owned, self._parts, self._rows, self._dtypes
+            )
         self._stacks = [
             torch.empty(
                 share.blocks, *share.slots[0].tile.sizes, dtype=share.bucket.plan.dtype,
@@ -131,20 +152,9 @@ class PlacedStack:
             )
             for share in self.shares
         ]  # fmt: skip
-        have = {
-            (i, box): view
-            for i, (home, g) in enumerate(zip(self._homes, gs, strict=True))
-            for box, view in home.views(g.contiguous()).items()
-        }
-        self._move(self._inward[absent], have, self._rows(), "gradients")
-
-    def _rows(self) -> Views:
-        """The blocks that are owned here, in their stacks."""
-        return {
-            at: G[row]
-            for G, blocks in zip(self._stacks, self._blocks, strict=True)
-            for row, at in enumerate(blocks)
-        }
+        gs = [g.contiguous() for g in gs]
+        for exchange in self._inward[absent]:
+            exchange(gs, self._stacks, self._ranks.sent, "gradients")
 
     def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
         """Do work on the parts."""
@@ -168,33 +178,24 @@ class PlacedStack:
 
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""
-        rows = self._rows()
-        us = [torch.empty(local(p).shape, dtype=self._wide, device=self._device) for p in self.ps]
-        come = {
-            (i, box): view
-            for i, (home, u) in enumerate(zip(self._homes, us, strict=True))
-            if not home.at_owner
-            for box, view in home.views(u).items()
-        }
-        self._move(self._outward, rows, come, "directions")
         here = [local(p) for p in self.ps]
+        us = [torch.empty(p.shape, dtype=self._wide, device=self._device) for p in here]
+        for exchange in self._outward:
+            exchange(self._stacks, us, self._ranks.sent, "directions")
         flat = [p if p.is_contiguous() else p.contiguous() for p in here]
         pieces = _Pieces(self._device, self._wide)
-        updated: Views = {}
         for i, home in enumerate(self._homes):
             m = ms[i] if ms else None
             if not home.at_owner:
-                pieces.add(i, here[i], m, us[i], within(self.ps[i]))
+                pieces.add(i, here[i], m, us[i], self._withins[i])
                 continue
-            view, segments = flat[i].view(home.view), home.segments(m) if m is not None else {}
-            for _, box in home.owned:
-                updated[i, box] = part(view, whole(home.view), box)
-            for box in home.my_boxes:
-                where = Within(tuple(start for start, _ in box), home.view)
-                u = rows[i, box].to(self._wide)
-                pieces.add(i, updated[i, box], segments.get(box), u, where)
+            segments = home.segments(m) if m is not None else {}
+            for box, (p, u, where) in self._mine[i].items():
+                direction = u.of(self._stacks).to(self._wide)
+                pieces.add(i, p.of(flat), segments.get(box), direction, where)
         pieces.descend_(tail, self._norms, counters)
-        self._move(self._updated, updated, updated, "parameters")
+        for exchange in self._updates:
+            exchange(flat, flat, self._ranks.sent, "parameters")
         for i, home in enumerate(self._homes):
             if home.at_owner and flat[i] is not here[i]:
                 here[i].copy_(flat[i])

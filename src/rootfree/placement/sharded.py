@@ -66,9 +66,9 @@ def checked_placement(given: Mapping[str, Any]) -> Sharded | None:
 def sharing_ranks(placement: Sharded | None, params: Iterable[Any]) -> list[int] | None:
     """The ranks that share the blocks of these parameters with this one; None: it is alone."""
     meshes = [p.device_mesh for p in params if is_sharded(p)]
+    distributed = torch.distributed
     if not initialised() or (placement is None and not meshes):
         return None
-    distributed = torch.distributed
     ranks: list[int]
     if placement is not None and placement.mesh is not None:
         ranks = placement.mesh.mesh.flatten().tolist()
@@ -89,7 +89,7 @@ def sharing_ranks(placement: Sharded | None, params: Iterable[Any]) -> list[int]
     ranks = ranks[first : first + size]
     for mesh in meshes:
         _check_covered(mesh, ranks, replicas)
-    return ranks
+    return None if len(ranks) == 1 and not meshes else ranks
 
 
 def _check_covered(mesh: Any, ranks: list[int], replicas: int) -> None:
