@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootfree.layout.tiles import axes_of, tiles_of
-from rootfree.placement.boxes import block_boxes, part, shape_of, view_boxes, whole
+from rootfree.placement.boxes import (
+    Overlaps,
+    block_boxes,
+    meet,
+    part,
+    shape_of,
+    view_boxes,
+    whole,
+)
 
 
 @st.composite
@@ -40,6 +48,24 @@ def test_what_is_not_cut_inside_merged_axes_is_one_box():
     assert len(view_boxes(((0, 8), (1, 3), (0, 7), (0, 7)), (8, 3, 7, 7), (8, 147))) == 1
     assert view_boxes(((3, 3),), (5,), (5,)) == []
     assert view_boxes((), (), (1,)) == [(((0, 1),), ())]
+
+
+@given(st.data())
+def test_overlaps_are_found(data):
+    edge = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: tuple(sorted(pair)))
+    box = st.tuples(edge, edge)
+    places = data.draw(st.lists(st.tuples(st.integers(0, 3), box), max_size=8))
+    wanted = data.draw(box)
+    found = Overlaps(places).of(wanted)
+    needed = [place for place in places if meet(place[1], wanted)]
+    assert all(place in found for place in needed)
+    assert len(found) <= len(places)
+
+
+def test_only_what_is_near_is_looked_at():
+    places = [(rank, ((8 * rank, 8 * rank + 8), (0, 4))) for rank in range(64)]
+    assert Overlaps(places).of(((12, 25), (0, 4))) == places[1:4]
+    assert Overlaps(places).of(((600, 700), (0, 4))) == []
 
 
 def test_blocks_are_in_the_order_in_which_they_are_stacked():

@@ -8,8 +8,9 @@ A box has a (start, stop) for every axis. Blocks are boxes in the view of a para
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import accumulate, product
 
 from torch import Tensor
 
@@ -32,6 +33,28 @@ def meet(a: Box, b: Box) -> Box | None:
     """What two boxes have in common; None: nothing."""
     common = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
     return common if all(start < stop for start, stop in common) else None
+
+
+class Overlaps:
+    """Finds those of many (rank, box) that meet a box, without looking at all of them.
+
+    Shards and blocks follow each other along the first axis, or are copies: sorted by where they
+    begin they are sorted by where they end.
+    """
+
+    def __init__(self, places: Sequence[tuple[int, Box]]) -> None:
+        edges = [box[0] if box else (0, 1) for _, box in places]
+        order = sorted(range(len(places)), key=lambda n: (edges[n], n))
+        self._places = [places[n] for n in order]
+        self._starts = [edges[n][0] for n in order]
+        # Never less than before, so that a search finds the first that may reach a box.
+        self._stops = list(accumulate((edges[n][1] for n in order), max))
+
+    def of(self, box: Box) -> list[tuple[int, Box]]:
+        """Those with a first axis that overlaps the box's."""
+        first, last = box[0] if box else (0, 1)
+        begin = bisect_right(self._stops, first)
+        return self._places[begin : bisect_left(self._starts, last, begin)]
 
 
 def shape_of(box: Box) -> tuple[int, ...]:

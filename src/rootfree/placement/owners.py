@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from rootfree.placement.boxes import Box, meet, size_of
+from rootfree.placement.boxes import Box, Overlaps, meet, size_of
 from rootfree.structures import Diagonal, Structure
 
 # A rank that holds most of a block gets it, unless its load would exceed the mean by this much.
@@ -51,16 +53,22 @@ def assign(
     """
     load, owners = list(load), [0] * len(blocks)
     mean = (sum(load) + sum(block.cost for block in blocks)) / len(load)
+    holders = {parameter: Overlaps(places) for parameter, places in held.items()}
+    waiting = [(each, rank) for rank, each in enumerate(load)]  # the least loaded rank first
+    heapify(waiting)
     for n in sorted(range(len(blocks)), key=lambda n: (-blocks[n].cost, n)):
-        _, _, _, box, cost = blocks[n]
-        shares = dict.fromkeys(range(len(load)), 0)
-        for rank, other in held[blocks[n].parameter]:
+        parameter, _, _, box, cost = blocks[n]
+        while waiting[0][0] != load[waiting[0][1]]:  # it was given more since
+            heappop(waiting)
+        idle = waiting[0][1]
+        shares: dict[int, int] = defaultdict(int)
+        for rank, other in holders[parameter].of(box):
             common = meet(other, box)
             shares[rank] += size_of(common) if common else 0
-        idle = min(shares, key=lambda rank: (load[rank], rank))
         nearest = max(shares, key=lambda rank: (shares[rank], -load[rank], -rank))
         limit = max(SLACK * mean, load[idle] + cost)
         owner = nearest if load[nearest] + cost <= limit else idle
         load[owner] += cost
+        heappush(waiting, (load[owner], owner))
         owners[n] = owner
     return owners, load

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rootfree.placement.boxes import Box, meet, size_of
+from rootfree.placement.boxes import Box, Overlaps, meet, size_of
 
 Key = Any
 Places = Sequence[tuple[int, Box]]
@@ -48,11 +48,12 @@ def make_route(
     kept, holes = [], []
     for key, wanted in targets.items():
         having = sources.get(key, ())
-        mine = [place for place in having if place[0] == me]
-        once = _disjoint(having)
+        everywhere = Overlaps(having)
+        # Where nothing is there twice, what others send each other is no business of ours.
+        once = len({box for _, box in having}) == len(having)
+        mine = Overlaps([place for place in having if place[0] == me]) if once else everywhere
         for rank, box in wanted:
-            # Where nothing is there twice, what others send each other is no business of ours.
-            candidates = mine if once and rank != me else having
+            candidates = (everywhere if rank == me else mine).of(box)
             missing, taken = size_of(box), list[Box]()
             for source, held in sorted(candidates, key=lambda at: _distance(at[0], rank)):
                 cut = meet(held, box)
@@ -75,8 +76,3 @@ def make_route(
 
 def _distance(source: int, rank: int) -> tuple[int, int]:
     return abs(source - rank), source
-
-
-def _disjoint(places: Places) -> bool:
-    """Whether no element is in two boxes, given that boxes are equal or have nothing in common."""
-    return len({box for _, box in places}) == len(places)
