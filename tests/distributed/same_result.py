@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 from unittest.mock import patch
 
@@ -70,6 +71,7 @@ def run() -> dict[str, Any]:
         found["bf16"] = bf16_state()
         found["boxes"] = boxes()
         found["kernels"] = kernels("sharded")
+        found["copy"] = copied()
     return found
 
 
@@ -215,6 +217,21 @@ def kernels(kind: str) -> dict[str, Any]:
         keys = {key for row in optimizer.state.values() for key in row}
         found[make.__name__] = [full(p) for p in params], saved, "block0.upper0" in keys
     return found
+
+
+def copied() -> bool:
+    """A copy of an optimizer and its parameters goes on like the original."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (4,))
+    params = by_hand("whole")
+    optimizer = methods.if_shampoo(params, placement=rootfree.Sharded(mesh=mesh))
+    set_gradients(params, 0)
+    optimizer.step()
+    others, copy = deepcopy((params, optimizer))
+    for each in (params, others):
+        set_gradients(each, 1)
+    optimizer.step()
+    copy.step()
+    return all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
 
 
 def bf16_state() -> dict[Any, Any]:

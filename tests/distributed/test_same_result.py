@@ -127,6 +127,10 @@ def test_directions_by_kernels(found):
     assert any(rank["kernels"]["IFShampoo"][2] for rank in found[4])
 
 
+def test_a_copy_goes_on_like_the_original(found):
+    assert all(rank["copy"] for rank in found[4])
+
+
 def test_boxes_are_where_torch_puts_shards(found):
     for rank in found[4]:
         for whole, part, (offsets, shape) in rank["boxes"]:

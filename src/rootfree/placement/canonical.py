@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rootfree.placement.boxes import Box, part, shape_of, size_of, view_boxes, whole
 from rootfree.placement.exchange import move
-from rootfree.placement.homes import Home, shard_axis
+from rootfree.placement.homes import Home, shard_axis, tile_number
 from rootfree.placement.local import is_sharded, local, offsets_and_shape
 from rootfree.placement.routes import Places, make_route
 
@@ -82,7 +82,7 @@ def entries_of(p: Tensor, home: Home, row: State) -> list[Entry]:
     found = []
     for key, tensor in ordered(row).items() if home.cut else ():
         if key.startswith("block"):
-            tile = int(key.partition(".")[0].removeprefix("block"))
+            tile = tile_number(key)
             owners, rest = home.owners[tile], tuple(tensor.shape[1:])
             boxes: list[Box] = [((n, n + 1), *whole(rest)) for n in range(len(owners))]
             mine = {boxes[n]: tensor[k : k + 1] for k, n in enumerate(home.mine(tile))}

@@ -118,6 +118,11 @@ class Home:
         return Tile(whole_tile.view, whole_tile.starts, counts, whole_tile.sizes)
 
 
+def tile_number(key: str) -> int:
+    """The number of the tile that an entry of the state belongs to: block3.factor0 -> 3."""
+    return int(key.partition(".")[0].removeprefix("block"))
+
+
 def settle(
     params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks, options: Mapping[str, Any], *,
     at_owners: bool,

@@ -19,7 +19,7 @@ from rootfree.kernels.tables import NUMBERS, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.placement.boxes import Box, part, shape_of, whole
 from rootfree.placement.exchange import Exchange, Shadow, Shadows, piece_of, stand_in
-from rootfree.placement.homes import Home
+from rootfree.placement.homes import Home, tile_number
 from rootfree.placement.local import local, within
 from rootfree.placement.norms import PlacedNorms
 from rootfree.placement.routes import Places, make_route
@@ -57,7 +57,7 @@ class PlacedStack:
                 boxes = [
                     (members[slot.p], homes[members[slot.p]].blocks[tile][number])
                     for slot in slots
-                    for tile in [int(slot.prefix.removeprefix("block").removesuffix("."))]
+                    for tile in [tile_number(slot.prefix)]
                     for number in homes[members[slot.p]].mine(tile)
                 ]
                 self.shares.append(Share(bucket, slots, rows, len(boxes)))

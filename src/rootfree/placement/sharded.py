@@ -40,6 +40,9 @@ class Sharded:
     mesh: Any = None
     replicas: int | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:
+        return self  # nothing in it changes, and connections cannot be copied
+
     def __post_init__(self) -> None:
         if self.mesh is not None and not hasattr(self.mesh, "get_coordinate"):
             raise TypeError(f"mesh must be a DeviceMesh or None, got {type(self.mesh).__name__}")

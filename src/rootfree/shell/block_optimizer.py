@@ -30,7 +30,7 @@ from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.groups import named
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
-from rootfree.shell.parameter_state import parameter_state, renumber_, working_dtype
+from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.placing import Placing, brought
 from rootfree.shell.schedules import schedule
 from rootfree.shell.work import AnyStack, GroupMemory, Work
@@ -109,22 +109,15 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _init_state(self, p: Tensor, group: Group) -> State:
         state: State = {}
-        home = self._placing.homes.get(p)
-        for i, (prefix, tile, structures) in enumerate(self._cut(p, group)):
-            if home is None:
-                blocks = self._block_state(p, tile, structures, group)
-            else:
-                home.check_cut(i, tile)
-                blocks = self._block_state(p, home.local_tile(i), structures, group)
-                if "rounding" in blocks:
-                    renumber_(blocks["rounding"], home.mine(i))
+        for prefix, tile, structures in self._cut(p, group):
+            make = partial(self._block_state, p, structures=structures, group=group)
+            blocks = self._placing.block_state(p, prefix, tile, make)
             state.update({prefix + name: tensor for name, tensor in blocks.items()})
         fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
         # How often p was updated; on the CPU, where it is read.
         state["step"] = torch.zeros((), dtype=torch.int64)
-        if home is not None and home.at_owner:
-            p = p.detach().new_empty(home.my_elements)
-        return {**state, **parameter_state(p, group, fill, salt=len(self.state))}
+        like = self._placing.momentum_like(p)
+        return {**state, **parameter_state(like, group, fill, salt=len(self.state))}
 
     def _cut(self, p: Tensor, group: Group) -> list[tuple[str, Tile, Structures]]:
         """The tiles that `p` has a preconditioner for, with the prefix of their keys."""
@@ -179,7 +172,7 @@ class BlockOptimizer(RootFreeOptimizer):
         """Stack the state into slabs, in the form that their plans want; state[p] has views."""
         found: dict[Any, Bucket[Plan]] = {}
         for p in memory.params:
-            for prefix, tile, structures in self._cut_here(p, memory.group):
+            for prefix, tile, structures in self._placing.cut_here(p, self._cut(p, memory.group)):
                 key = (p.device, p.dtype, tile.sizes, structures)
                 if key not in found:
                     found[key] = Bucket(structures, self._plan(p, structures, memory.group))
@@ -202,17 +195,6 @@ class BlockOptimizer(RootFreeOptimizer):
             memory.steps = torch.stack([row["step"] for row in memory.rows])
             for row, step in zip(memory.rows, memory.steps.unbind(), strict=True):
                 row["step"] = step
-
-    def _cut_here(self, p: Tensor, group: Group) -> list[tuple[str, Tile, Structures]]:
-        """The tiles of `p` with the blocks that are owned here."""
-        cut, home = self._cut(p, group), self._placing.homes.get(p)
-        if home is None:
-            return cut
-        return [
-            (prefix, home.local_tile(i), structures)
-            for i, (prefix, _, structures) in enumerate(cut)
-            if home.mine(i)
-        ]
 
     def _plan(self, p: Tensor, structures: Structures, group: Group) -> Plan:
         return make_plan(

@@ -10,19 +10,22 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.halves import joined
+from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import mismatches, owned_rows, saved_rows
-from rootfree.placement.homes import Cut, Home, settle
+from rootfree.placement.homes import Cut, Home, settle, tile_number
 from rootfree.placement.placed_stack import Absent, PlacedStack
 from rootfree.placement.ranks import Ranks
 from rootfree.placement.sharded import Sharded, sharing_ranks
 from rootfree.shell.checkpoint import match_state_dict
-from rootfree.shell.parameter_state import working_dtype
+from rootfree.shell.parameter_state import renumber_, working_dtype
 from rootfree.shell.work import GroupMemory, Work
+from rootfree.structures import Structure
 
 if TYPE_CHECKING:
     from rootfree.shell.block_optimizer import BlockOptimizer
 
 Group = dict[str, Any]
+PrefixedTile = tuple[str, Tile, tuple[Structure, ...]]
 _NONE: Absent = frozenset()
 
 
@@ -57,6 +60,36 @@ class Placing:
             at_owners=self._option is not None,
         )
         self._crews[tuple(numbers)] = ranks
+
+    def block_state(
+        self, p: Tensor, prefix: str, tile: Tile, make: Callable[..., dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """The state of those blocks of a tile that are owned here; `make` makes it for a tile."""
+        home = self.homes.get(p)
+        if home is None:
+            return make(tile=tile)
+        number = tile_number(prefix)
+        home.check_cut(number, tile)
+        blocks = make(tile=home.local_tile(number))
+        if "rounding" in blocks:  # the noise of a block is the same wherever it is
+            renumber_(blocks["rounding"], home.mine(number))
+        return blocks
+
+    def momentum_like(self, p: Tensor) -> Tensor:
+        """What the momentum of `p` is laid out like: `p`, or the elements that are owned here."""
+        home = self.homes.get(p)
+        return p.detach().new_empty(home.my_elements) if home is not None and home.at_owner else p
+
+    def cut_here(self, p: Tensor, cut: list[PrefixedTile]) -> list[PrefixedTile]:
+        """The tiles of `p` with the blocks that are owned here."""
+        home = self.homes.get(p)
+        if home is None:
+            return cut
+        return [
+            (prefix, home.local_tile(tile_number(prefix)), structures)
+            for prefix, _, structures in cut
+            if home.mine(tile_number(prefix))
+        ]
 
     def agree(self, groups: Sequence[Group], counts: Sequence[list[int]]) -> dict[int, list[int]]:
         """Before a step: the positions, by id of the group, whose gradients other ranks have.
