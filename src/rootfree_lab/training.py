@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rootfree_lab import checkpoints
+from rootfree_lab import checkpoints, parallel
 from rootfree_lab.config import Config
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.devices import choose_device
@@ -66,14 +66,16 @@ def train(
     """
     make_output_folder(out)
     device = choose_device(config.train.device)
+    mode, batch_size = config.train.parallel, config.train.batch_size
+    ranks, device = parallel.start(mode, device, batch_size=batch_size)
     path = checkpoints.checkpoint_path(out, config)
-    all_watchers = list(watchers)
-    if config.output.tensorboard:
+    all_watchers = list(watchers) if ranks.first else []
+    if config.output.tensorboard and ranks.first:
         all_watchers.append(TensorBoard(out / "tensorboard"))
     with deterministic_algorithms(config.train.deterministic, device):
         saved = checkpoints.load(path, config) if resume and path.exists() else None
-        session = Session(config, device)
-        if device.type == "cuda" and config.train.deterministic:
+        session = Session(config, device, ranks)
+        if device.type == "cuda" and config.train.deterministic and ranks.alone:
             reason = session.why_not_deterministic()
             reset_peak(device)  # the trial is no part of the run
             if reason is not None:
@@ -87,8 +89,9 @@ def train(
         finally:
             for watcher in all_watchers:
                 watcher.end()
-    append_record(records_path(out), record)
-    checkpoints.remove(path)
+    if ranks.first:
+        append_record(records_path(out), record)
+        checkpoints.remove(path)
     return record
 
 
@@ -111,14 +114,18 @@ def _run(
                 point = session.add_point()
                 for watcher in watchers:
                     watcher.point(session, point)
-            signum = None if stop is None else stop.received
             due = time.monotonic() - saved_at >= 60 * config.output.checkpoint_minutes
-            if not last and (due or signum is not None):
+            # A signal, 0 for a checkpoint, or -1. All ranks do what one of them has to.
+            signum = None if stop is None else stop.received
+            now = session.ranks.largest(signum or (0 if due else -1))
+            if not last and now >= 0:
                 with session.watch.paused():
-                    checkpoints.save(path, config, session.state())
+                    state = session.state()
+                    if session.ranks.first:
+                        checkpoints.save(path, config, state)
                 saved_at = time.monotonic()
-                if signum is not None:
-                    raise Interrupted(signum, path)
+                if now > 0:
+                    raise Interrupted(now, path)
     except Diverged as error:
         session.watch.pause()
         return {**session.record(completed=False), "failure": failure("diverged", error)}
