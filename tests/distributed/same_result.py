@@ -202,21 +202,17 @@ def in_bf16(method: str, params: list[Any], **given: Any) -> Any:
     return methods.if_shampoo(params, **bf16, **options, **given)
 
 
-def kernels(kind: str) -> dict[str, Any]:
+def kernels(kind: str) -> tuple[list[torch.Tensor], dict[int, Any], bool]:
     """Directions by kernels, with factors in halves."""
-    found = {}
-    for make in (rootfree.IFShampoo, rootfree.IFWhitening):
-        params = by_hand(kind)
-        options = {} if make is rootfree.IFWhitening else {"batch_size": 8}
-        bf16 = {"matmul_dtype": methods.BF16, "fused": kind == "sharded"}
-        optimizer = make(params, lr=1e-2, block_size=16, **bf16, **options)
-        for step in range(3):
-            set_gradients(params, step)
-            optimizer.step()
-        saved = rootfree.full_state_dict(optimizer)["state"]
-        keys = {key for row in optimizer.state.values() for key in row}
-        found[make.__name__] = [full(p) for p in params], saved, "block0.upper0" in keys
-    return found
+    params = by_hand(kind)
+    bf16 = {"matmul_dtype": methods.BF16, "fused": kind == "sharded"}
+    optimizer = rootfree.IFShampoo(params, lr=1e-2, batch_size=8, block_size=16, **bf16)
+    for step in range(3):
+        set_gradients(params, step)
+        optimizer.step()
+    saved = rootfree.full_state_dict(optimizer)["state"]
+    in_halves = any("upper" in key for row in optimizer.state.values() for key in row)
+    return [full(p) for p in params], saved, in_halves
 
 
 def copied() -> bool:
