@@ -57,7 +57,11 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
     if turn < len(TURNS) - 1:
         where = folder / f"checkpoint-{turn}"
         flat = TURNS[turn + 1][1]  # read as it is written
-        dcp.save(state_of(model, optimizer, flat), checkpoint_id=where)
+        state = state_of(model, optimizer, flat)
+        if turn == 1:
+            dcp.async_save(state, checkpoint_id=where).result()
+        else:
+            dcp.save(state, checkpoint_id=where)
     if turn == 0:
         found["between modes"] = between_modes(optimizer)
     dist.barrier()

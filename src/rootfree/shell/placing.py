@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Group = dict[str, Any]
 PrefixedTile = tuple[str, Tile, tuple[Structure, ...]]
 _NONE: Absent = frozenset()
+_PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
 
 
 class Placing:
@@ -195,11 +196,14 @@ class Placing:
 
 
 def _plain(group: Group) -> dict[str, Any]:
-    """The options of a group that a host can look at without waiting for a device."""
+    """The options of a group that ranks can compare, and hosts look at without waiting.
+
+    Keys that are not ours may hold anything; what they hold of the plain kinds is compared too.
+    """
     return {
         name: value
         for name, value in group.items()
-        if name not in ("params", "param_names") and not isinstance(value, Tensor)
+        if name not in ("params", "param_names") and isinstance(value, _PLAIN)
     }
 
 
