@@ -133,12 +133,18 @@ def given_curvature(rank: int) -> None:
     rootfree.IFShampoo(model.parameters(), batch_size=8, curvature=recorder)
 
 
+def joint_pairs(rank: int) -> None:
+    model = network()
+    recorder = rootfree.KFACRecorder(model)
+    if_shampoo(model.parameters(), curvature=recorder, placement=rootfree.Sharded())
+
+
 CASES: dict[str, Callable[[int], Any]] = {
     "other rate": other_rate, "other shapes": other_shapes, "other options": other_options,
     "one more group": one_more_group, "one more step": one_more_step,
     "save or step": save_or_step, "missing state": missing_state, "other state": other_state,
     "too small a mesh": too_small_a_mesh, "three replicas": three_replicas,
-    "given curvature": given_curvature,
+    "given curvature": given_curvature, "joint pairs": joint_pairs,
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ SAID = {
     "too small a mesh": "the mesh must cover the parameters",
     "three replicas": "replicas must divide the number of ranks, 4, got 3",
     "given curvature": "curvature must be None for sharded parameters",
+    "joint pairs": "placement must be None where the curvature treats a weight and its bias as one",
     "a destroyed process group": "needs the process group, which was destroyed",
 }
 

@@ -126,6 +126,13 @@ def test_directions_by_kernels(found):
     assert any(rank["kernels"][2] for rank in found[4])
 
 
+def test_a_given_curvature(found):
+    expected, start = same_result.kfac("alone"), weights(network())
+    assert difference(start, expected) > 1e-3
+    for rank in found[4]:
+        assert difference(rank["KFAC"], expected) < 1e-10
+
+
 def test_a_copy_goes_on_like_the_original(found):
     assert all(rank["copy"] for rank in found[4])
 

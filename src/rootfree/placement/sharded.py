@@ -58,11 +58,6 @@ def checked_placement(given: Mapping[str, Any]) -> Sharded | None:
     value = given.get("placement")
     if value is not None and not isinstance(value, Sharded):
         raise TypeError(f"placement must be None or rootfree.Sharded(...), got {value!r}")
-    if value is not None and given.get("curvature") is not None:
-        raise ValueError(
-            "placement must be None where a curvature is given: recorders keep it for whole "
-            "parameters on every rank"
-        )
     return value
 
 

@@ -73,6 +73,11 @@ class BlockOptimizer(RootFreeOptimizer):
     def _settle(self, group: Group) -> None:
         if self._of(group) is self:
             params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+            if self._placement is not None and any(map(self._pairs.is_weight, params)):
+                raise ValueError(
+                    "placement must be None where the curvature treats a weight and its bias as "
+                    "one matrix; KFACRecorder(..., joint=False) takes them apart"
+                )
             self._placing.settle(
                 params, group, lambda p: [each[1:] for each in self._cut(p, group)]
             )
@@ -299,7 +304,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:
         if self._curvature is None:
             return OuterProducts(part.G, weight=B)
-        tiles = [(slot.p, slot.tile) for slot in part.share.slots]
+        tiles = [each for slot in part.share.slots for each in self._placing.tiles_of(slot)]
         return self._curvature.blocks(tiles, part.G, B=B)
 
     def _stacks(self, work: Work) -> list[tuple[list[int], AnyStack]]:

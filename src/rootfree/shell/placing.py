@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.halves import joined
+from rootfree.layout.buckets import Slot
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import mismatches, owned_rows, saved_rows
 from rootfree.placement.homes import Cut, Home, settle, tile_number
@@ -91,6 +92,16 @@ class Placing:
             for prefix, _, structures in cut
             if home.mine(tile_number(prefix))
         ]
+
+    def tiles_of(self, slot: Slot) -> list[tuple[Tensor, Tile]]:
+        """Where the blocks of a slot are: one tile, or one for each block that is owned here."""
+        home = self.homes.get(slot.p)
+        if home is None:
+            return [(slot.p, slot.tile)]
+        number, view, sizes = tile_number(slot.prefix), slot.tile.view, slot.tile.sizes
+        boxes = [home.blocks[number][n] for n in home.mine(number)]
+        starts = [tuple(start for start, _ in box) for box in boxes]
+        return [(slot.p, Tile(view, start, (1,) * len(sizes), sizes)) for start in starts]
 
     def agree(self, groups: Sequence[Group], counts: Sequence[list[int]]) -> dict[int, list[int]]:
         """Before a step: the positions, by id of the group, whose gradients other ranks have.
