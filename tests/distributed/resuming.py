@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +56,12 @@ descend, dying.steps = PlacedStack.descend_, 0
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    # Now and then gloo does not connect after a restart; it is then started once more.
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    # By files: after a restart torchrun's store may still have the addresses of the dead.
+    start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    address = (Path(sys.argv[1]) / f"rendezvous-{start}").as_uri()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    if start == "0":
         PlacedStack.descend_ = dying
     found = trained(Path(sys.argv[1]))
     if dist.get_rank() == 0:

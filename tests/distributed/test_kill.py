@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("resuming.py")
 def test_a_killed_rank_resumes(ranks, tmp_path):  # noqa: F811
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-        *("--max-restarts=4", str(SCRIPT), str(tmp_path)),
+        *("--max-restarts=1", str(SCRIPT), str(tmp_path)),
     ]
     paths = [str(SCRIPT.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

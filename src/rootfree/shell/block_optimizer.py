@@ -304,7 +304,9 @@ class BlockOptimizer(RootFreeOptimizer):
     def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:
         if self._curvature is None:
             return OuterProducts(part.G, weight=B)
-        tiles = [each for slot in part.share.slots for each in self._placing.tiles_of(slot)]
+        tiles = [(slot.p, slot.tile) for slot in part.share.slots]
+        if self._placing.homes:
+            tiles = [each for slot in part.share.slots for each in self._placing.tiles_of(slot)]
         return self._curvature.blocks(tiles, part.G, B=B)
 
     def _stacks(self, work: Work) -> list[tuple[list[int], AnyStack]]:
