@@ -48,7 +48,8 @@ class Placing:
 
     def settle(self, params: Sequence[Tensor], group: Group, cut: Callable[[Tensor], Cut]) -> None:
         """Find homes for the parameters of a group, if ranks share them. All ranks must ask."""
-        if all(p in self.homes for p in params):
+        params = [p for p in params if p not in self.homes]
+        if not params:
             return
         numbers = sharing_ranks(self._option, params)
         if numbers is None:
