@@ -75,7 +75,7 @@ def load(path: Path, config: Config) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{str(path)!r} is not a checkpoint of this version of the lab")
     if content["identity"] != config.identity():
-        differ = ", ".join(_differences(content["config"], config.as_table()))
+        differ = ", ".join(differences(content["config"], config.as_table()))
         raise OtherRunError(
             f"the checkpoint {str(path)!r} is of another config (it differs in {differ}): "
             "remove it, or choose another folder with --out"
@@ -100,11 +100,11 @@ def remove(path: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def _differences(a: Any, b: Any, name: str = "") -> list[str]:
+def differences(a: Any, b: Any, name: str = "") -> list[str]:
     """Names of the settings in which two config tables differ."""
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return [] if a == b else [name]
     found: list[str] = []
     for key in sorted({*a, *b}):
-        found += _differences(a.get(key), b.get(key), f"{name}.{key}" if name else key)
+        found += differences(a.get(key), b.get(key), f"{name}.{key}" if name else key)
     return found

@@ -8,16 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rootfree_lab import experiment_commands
+from rootfree_lab.experiment_commands import Assignments, ConfigFile
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 data_app = typer.Typer(no_args_is_help=True, help="List the data sets, or get one.")
 app.add_typer(data_app, name="data")
 console = Console()
 
-ConfigFile = Annotated[Path, typer.Argument(help="TOML file, such as those under configs/.")]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override a setting: optimizer.lr=3e-4; may be given repeatedly."),
-]
 Out = Annotated[Path, typer.Option(help="Folder for records, checkpoints and logs.")]
 
 Cache = Annotated[Path | None, typer.Option(help="Cache folder instead of ROOTFREE_CACHE.")]
@@ -251,11 +249,14 @@ def compare(
     only: Annotated[
         list[str] | None, typer.Option(help="Label of an entry to run; may be given repeatedly.")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, as processes.")] = 1,
 ) -> None:
     """Run every entry that a config compares, with its seeds; what is on record is not repeated."""
     from rootfree_lab.training_commands import compare_command
 
-    code = compare_command(console, config, assignments=assignments or [], out=out, only=only or [])
+    code = compare_command(
+        console, config, assignments=assignments or [], out=out, only=only or [], jobs=jobs
+    )
     raise typer.Exit(code)
 
 
@@ -299,3 +300,7 @@ def data_fetch(name: str, cache: Cache = None) -> None:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     typer.echo(f"{name} is in {folder}" if folder else f"{name} comes with an installed package")
+
+
+for command in (experiment_commands.new, experiment_commands.search, experiment_commands.export):
+    app.command()(command)

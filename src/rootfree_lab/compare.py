@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -14,32 +14,34 @@ from rich.markup import escape
 from rich.table import Table
 
 from rootfree_lab import checkpoints
-from rootfree_lab.checkpoints import CheckpointError, checkpoint_path
+from rootfree_lab.checkpoints import checkpoint_path
 from rootfree_lab.config import Config
-from rootfree_lab.progress import Bar, Lines, Watcher
-from rootfree_lab.records import Record, append_record
+from rootfree_lab.many_runs import LatestLines, carry_out, side_by_side
+from rootfree_lab.own_code import shown
+from rootfree_lab.progress import Bar, Lines, Watcher, plain_lines
+from rootfree_lab.records import Record
 from rootfree_lab.session import check
 from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import (
-    failed_record,
-    finished_record,
-    make_output_folder,
-    records_path,
-    train,
-)
+from rootfree_lab.training import finished_record, make_output_folder, records_path
 
 # A run's identity -> its record; runs not reached yet are missing.
 Results = dict[str, Record]
 
 
 def compare(
-    runs: Sequence[Config], *, out: Path, console: Console, stop: StopSignals | None = None
+    runs: Sequence[Config],
+    *,
+    out: Path,
+    console: Console,
+    stop: StopSignals | None = None,
+    jobs: int = 1,
 ) -> Results:
     """Carry out the runs that have no record yet; a failing one is recorded, the rest go on.
 
     Interrupted runs are continued from their checkpoints. Where one of these belongs to other
     settings nothing is run: somebody may still want it. Nor is anything where data are missing or
-    a name is unknown in one of the runs: that is to be corrected first.
+    a name is unknown in one of the runs: that is to be corrected first. With `jobs` so many runs
+    are carried out side by side, each in a process.
     """
     make_output_folder(out)
     results = {r.identity(): done for r in runs if (done := finished_record(out, r)) is not None}
@@ -52,39 +54,37 @@ def compare(
     if results:
         said = f"{len(results)} of {len(runs)} runs are in {records_path(out)} already"
         console.print(said, markup=False, soft_wrap=True)
-    bar = Bar()
+    say = plain_lines(console)
+    bar, beside = Bar(), LatestLines()
     live = Live(
-        get_renderable=lambda: Group(table(runs, results), bar.renderable),
+        get_renderable=lambda: Group(table(runs, results), bar.renderable, beside.renderable),
         console=console,
         refresh_per_second=2,
         transient=True,  # the sorted table follows
     )
-    watcher: Watcher = bar if console.is_terminal else Lines(console)
-    with live if console.is_terminal else nullcontext():
-        for run in waiting:
-            if live.is_started:
-                live.refresh()  # at once: a short run may end before the next turn of the clock
-            results[run.identity()] = _carry_out(run, out, stop, watcher)
-            if not console.is_terminal:
-                outcome = _outcome(run, results[run.identity()])
-                console.print(outcome, highlight=False, markup=False, soft_wrap=True)
-            if stop is not None and stop.received is not None:
-                raise Interrupted(stop.received, None)
+    terminal = console.is_terminal
+    if jobs > 1:
+        tell = beside if terminal else lambda run, text: say(text)
+        ended = side_by_side(waiting, out=out, jobs=jobs, stop=stop, tell=tell)
+    else:
+        ended = _one_by_one(waiting, out, stop, bar if terminal else Lines(say), live)
+    with live if terminal else nullcontext():
+        for run, record in ended:
+            results[run.identity()] = record
+            if not terminal:
+                say(_outcome(run, record))
     return results
 
 
-def _carry_out(run: Config, out: Path, stop: StopSignals | None, watcher: Watcher) -> Record:
-    try:
-        try:
-            return train(run, out=out, resume=True, stop=stop, watchers=[watcher])
-        except CheckpointError:  # fits, as was checked, but its optimizer cannot be resumed
-            return train(run, out=out, resume=False, stop=stop, watchers=[watcher])
-    except Interrupted:
-        raise
-    except Exception as error:  # whatever it is, the other runs are still wanted
-        record = failed_record(run, error)
-        append_record(records_path(out), record)
-        return record
+def _one_by_one(
+    runs: Sequence[Config], out: Path, stop: StopSignals | None, watcher: Watcher, live: Live
+) -> Iterator[tuple[Config, Record]]:
+    for run in runs:
+        if live.is_started:
+            live.refresh()  # at once: a short run may end before the next turn of the clock
+        yield run, carry_out(run, out, stop, watcher)
+        if stop is not None and stop.received is not None:
+            raise Interrupted(stop.received, None)
 
 
 def _outcome(run: Config, record: Record) -> str:
@@ -100,7 +100,7 @@ def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) 
     if by_result:
         rows.sort(key=lambda row: row.order)
     first = runs[0]
-    made = Table(title=f"{first.data.name}, {first.model.name}: medians")
+    made = Table(title=f"{shown(first.data.name)}, {shown(first.model.name)}: medians")
     made.add_column("optimizer", overflow="fold")  # a label is not cut
     for heading in ("runs", "training loss", "test loss", "test error", "seconds", "optimizer ms"):
         made.add_column(heading, justify="right")

@@ -4,6 +4,7 @@
 [model]      what to train                [train]     length, batch, loss, seed, device
 [optimizer]  name, and its own options    [output]    logs and checkpoints: no effect on results
 [[compare]]  label, seeds and what differs from the above, for `rootfree compare`
+[search]     budget and ranges of settings, for `rootfree search`
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from rootfree_lab import own_code
 from rootfree_lab.config_reading import Table, unknown_name
 
 LOSSES = ("cross_entropy", "square")
@@ -22,8 +25,8 @@ PARALLELS = ("none", "ddp", "fsdp2", "hsdp")
 CROPS = ("padded", "resized")
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+def _one_of(name: str, value: str, allowed: tuple[str, ...], *, own: bool = False) -> None:
+    if value not in allowed and not (own and own_code.is_own(value)):
         raise unknown_name(f"the value of {name}", value, allowed)
 
 
@@ -41,7 +44,9 @@ def _in_unit_interval(**values: float) -> None:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data set; `folder` is where its files are, `limit` takes the first examples only.
+    """Which data set, or a user's own (see `own_code`).
+
+    `folder` is where its files are, `limit` takes the first examples only.
 
     `size` is the side in pixels to which an image folder is scaled. With `augment` images are
     mirrored at random, and cut at random: out of a black margin (`crop = "padded"`), or a part of 8
@@ -70,10 +75,19 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model, and the options of its builder."""
+    """Which model, or a user's own (see `own_code`), and the options of its builder.
+
+    `weights` is a file to start from, `fresh` names the parts that start anew all the same.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+    fresh: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.fresh and self.weights is None:
+            raise ValueError(f"fresh goes with model.weights, got {list(self.fresh)} without it")
 
 
 @dataclass(frozen=True)
@@ -114,7 +128,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long, in what batches, on which loss.
+    """How long, in what batches, on which loss: one of `LOSSES`, or a user's own (see `own_code`).
 
     `square_k` and `square_m` are k and M of the square loss of Hui & Belkin; `label_smoothing` goes
     with cross entropy in training, not in tests; `clip_norm` is the largest norm that all gradients
@@ -151,7 +165,7 @@ class TrainConfig:
                 f"epochs or train.steps must be given, one of the two; "
                 f"got epochs {self.epochs!r} and steps {self.steps!r}"
             )
-        _one_of("train.loss", self.loss, LOSSES)
+        _one_of("train.loss", self.loss, LOSSES, own=True)
         _one_of("train.autocast", self.autocast, AUTOCASTS)
         _one_of("train.parallel", self.parallel, PARALLELS)
         _at_least(1, epochs=self.epochs, steps=self.steps, batch_size=self.batch_size)
@@ -186,10 +200,13 @@ class TrainConfig:
 class OutputConfig:
     """What is written on the side; nothing here changes a result or the run's identity.
 
-    `timing` splits the time of a step into data, forward, backward and optimizer.
+    `weights` saves those of the trained model. `wandb` is the project of Weights & Biases to log
+    to. `timing` splits the time of a step into data, forward, backward and optimizer.
     """
 
+    weights: bool = False
     tensorboard: bool = False
+    wandb: str | None = None
     timing: bool = True
     checkpoint_minutes: float = 10.0
 
@@ -219,6 +236,15 @@ class Config:
         del table["label"], table["output"], table["train"]["parallel"]
         options = table["optimizer"].pop("options")
         table["optimizer"].update(options)
+        if self.model.weights is None:
+            del table["model"]["weights"], table["model"]["fresh"]
+        else:  # the same weights may lie elsewhere
+            table["model"]["weights"] = own_code.file_checksum(Path(self.model.weights))
+        for section, field_name in own_code.SETTINGS:
+            name = table[section][field_name]
+            if own_code.is_own(name):
+                table[section][field_name] = own_code.shown(name)
+                table.setdefault("own_code", {})[own_code.shown(name)] = own_code.checksum(name)
         result: Table = json.loads(json.dumps(table))  # tuples become lists, as when read back
         return result
 

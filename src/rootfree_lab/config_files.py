@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rootfree_lab import own_code
 from rootfree_lab.config import (
     Config,
     DataConfig,
@@ -35,7 +36,8 @@ _SECTIONS = {
     "train": TrainConfig,
     "output": OutputConfig,
 }
-_TOP = ("label", "seeds", *_SECTIONS, "optimizer", "compare")
+_TOP = ("label", "seeds", *_SECTIONS, "optimizer", "compare", "search")
+_NOT_OF_A_RUN = ("compare", "seeds", "search")
 _ENTRY = ("label", "seeds", *_SECTIONS, "optimizer")
 
 
@@ -50,6 +52,8 @@ def read_tables(path: Path, assignments: Iterable[str] = ()) -> Table:
         name, value = parse_assignment(text)
         _assign(tables, name, value)
     _check_entries(tables)
+    for each in (tables, *tables.get("compare", [])):
+        own_code.make_absolute(each, path.parent)
     return tables
 
 
@@ -117,7 +121,7 @@ def load_config(path: Path, assignments: Iterable[str] = (), entry: str | None =
         if "optimizer" not in tables and tables.get("compare"):
             labels = ", ".join(e["label"] for e in tables["compare"])
             raise ConfigError(f"{path} has no [optimizer]: choose an entry, --entry {labels}")
-        return config_from({k: v for k, v in tables.items() if k not in ("compare", "seeds")})
+        return config_from({k: v for k, v in tables.items() if k not in _NOT_OF_A_RUN})
     entries = {e["label"]: e for e in tables.get("compare", [])}
     if entry not in entries:
         raise unknown_name("the entry", entry, entries)
@@ -149,7 +153,7 @@ def load_comparison(path: Path, assignments: Iterable[str] = ()) -> list[Config]
 
 
 def _entry_config(tables: Table, entry: Table) -> Config:
-    base = {k: v for k, v in tables.items() if k not in ("compare", "seeds", "label")}
+    base = {k: v for k, v in tables.items() if k not in (*_NOT_OF_A_RUN, "label")}
     over = {k: v for k, v in entry.items() if k != "seeds"}
     mine, theirs = base.get("optimizer"), over.get("optimizer")
     if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rootfree_lab import own_code
 from rootfree_lab.config import TrainConfig
 from rootfree_lab.config_reading import ConfigError
 
@@ -17,6 +19,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def make_loss(config: TrainConfig, *, classes: int, kind: str) -> Loss:
     """The loss of a run: a function of outputs and targets."""
+    if own_code.is_own(config.loss):
+        return own_loss(config.loss)
     if config.loss == "cross_entropy":
         if classes == 0:
             raise ConfigError("train.loss must be 'square' for regression, got 'cross_entropy'")
@@ -26,6 +30,27 @@ def make_loss(config: TrainConfig, *, classes: int, kind: str) -> Loss:
     if kind == "text":
         raise ConfigError("train.loss must be 'cross_entropy' for text, got 'square'")
     return partial(square_loss, k=config.square_k, m=config.square_m)
+
+
+def own_loss(name: str) -> Loss:
+    """A user's loss: a function of outputs and targets, or a class of such objects."""
+    what, found = f"the loss {own_code.shown(name)}", own_code.load("train.loss", name)
+    if inspect.isclass(found):
+        own_code.check_arguments(what, found, {})
+        found = own_code.call(what, found, {})
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"{what} must take outputs and targets: {error}") from error
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        value = found(outputs, targets)
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigError(f"{what} must return a scalar, the mean over examples; got {got}")
+        return value
+
+    return loss
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:

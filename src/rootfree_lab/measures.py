@@ -160,3 +160,13 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, (list, tuple)):
         for value in tree:
             yield from _tensors(value)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a run failed for want of memory, the device's or the host's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in said or "ALLOC_FAILED" in said or "can't allocate memory" in said
+    )

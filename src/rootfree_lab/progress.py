@@ -1,17 +1,16 @@
-"""What a person sees of a run: a bar on a terminal, lines elsewhere, TensorBoard if asked."""
+"""What a person sees of a run: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from rootfree_lab.checkpoints import file_name
 from rootfree_lab.session import Point, Session
 
 _REFRESH = 0.5  # seconds: each look at the loss waits for the device
@@ -70,11 +69,16 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+def plain_lines(console: Console) -> Callable[[str], None]:
+    """Print a line as it is."""
+    return partial(console.print, soft_wrap=True, highlight=False, markup=False)
+
+
 class Lines(Watcher):
     """One line a point, for files and pipes."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
 
     def begin(self, session: Session) -> None:
         self._speed = Speed(session)
@@ -88,9 +92,6 @@ class Lines(Watcher):
             f"{self._name} · step {session.done}/{session.total} · epoch {point['epoch']:.2f} · "
             f"{describe_point(point)} · {speed:,.0f} {unit(session.kind)}/s · {clock(left)} left"
         )
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 class Bar(Watcher):
@@ -168,35 +169,3 @@ class LiveBar(Bar):
         traceback: TracebackType | None,
     ) -> None:
         self._live.stop()
-
-
-class TensorBoard(Watcher):
-    """Scalars for TensorBoard, one folder a run."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                "output.tensorboard needs the package tensorboard: pip install 'rootfree[lab]', "
-                "or leave it off"
-            ) from error
-        self._folder = folder
-        self._make: Any = SummaryWriter
-        self._writer: Any = None
-
-    def begin(self, session: Session) -> None:
-        config = session.config
-        name = f"{file_name(config)}-{config.identity()}"
-        # What an interrupted run logged after its checkpoint is dropped.
-        self._writer = self._make(str(self._folder / name), purge_step=session.done)
-
-    def point(self, session: Session, point: Point) -> None:
-        for name, value in point.items():
-            if value is not None and name != "step":
-                self._writer.add_scalar(name, value, session.done)
-        self._writer.flush()
-
-    def end(self) -> None:
-        if self._writer is not None:
-            self._writer.close()

@@ -4,52 +4,37 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 import rootfree
+from rootfree_lab.appending import append_lines
 
 Record = dict[str, Any]
 
 
 def append_record(path: Path, record: Record) -> None:
     """Add one line, whole or not at all, whoever else is writing."""
-    line = (json.dumps(_finite(record), allow_nan=False) + "\n").encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"), open(path, "a+b") as file:
-        end = _mend_tail(file)
-        try:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:  # a full disk: half a line must not stay
-            file.truncate(end)
-            raise
+    line = _line(record)
+    append_lines(path, lambda: line, lock=f"{path}.lock")
 
 
-def _mend_tail(file: Any) -> int:
-    """Deal with a last line that has no end: a writer was killed, or an editor left it so."""
-    end: int = file.seek(0, os.SEEK_END)
-    if end == 0:
-        return 0
-    file.seek(0)
-    tail = file.read().rpartition(b"\n")[2]
-    if not tail:
-        return end
-    try:
-        json.loads(tail)
-    except ValueError:
-        end -= len(tail)
-        file.truncate(end)
-    else:
-        file.write(b"\n")
-        end += 1
-    return end
+def append_missing(path: Path, records: Sequence[Record]) -> None:
+    """Add the records whose run is not in the file yet."""
+
+    def missing() -> bytes:
+        known = {record.get("identity") for record in read_records(path)}
+        return b"".join(_line(r) for r in records if r.get("identity") not in known)
+
+    append_lines(path, missing, lock=f"{path}.lock")
+
+
+def _line(record: Record) -> bytes:
+    return (json.dumps(finite(record), allow_nan=False) + "\n").encode()
 
 
 def read_records(path: Path) -> list[Record]:
@@ -84,12 +69,12 @@ def versions(device: torch.device) -> dict[str, str]:
     }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no NaN or infinity: they become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return value

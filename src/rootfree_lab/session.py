@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from rootfree_lab import data, models
+from rootfree_lab import data, models, own_code, weights
 from rootfree_lab import optimizers as optimizer_registry
 from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config, DataConfig
 from rootfree_lab.config_reading import ConfigError, plain_options
 from rootfree_lab.feeding import Batch, Feed, TestFeed
+from rootfree_lab.logging_packages import check_packages
 from rootfree_lab.losses import count_correct, make_loss, terms
 from rootfree_lab.lr_schedules import Schedule, base_rates, set_rates
 from rootfree_lab.measures import Stopwatch, peak_bytes, reset_peak, state_bytes
@@ -76,9 +77,23 @@ def _dataset(config: DataConfig) -> Any:
 
 
 def check(config: Config) -> None:
-    """Raise where the data are not there, or a name or an option is unknown; builds nothing."""
-    models.check(config.model.name, _dataset(config.data), plain_options(config.model.options))
+    """Raise where the data or a package are not there, or a name or an option is unknown.
+
+    Builds nothing.
+    """
+    check_packages(config.output)
+    dataset = _dataset(config.data)
+    models.check(config.model.name, dataset, plain_options(config.model.options))
+    if config.model.weights is not None:
+        weights.check(Path(config.model.weights))
+    make_loss(config.train, classes=dataset.classes, kind=dataset.kind)
     optimizer_registry.check(config.optimizer.name, plain_options(config.optimizer.options))
+
+
+def classifies(config: Config) -> bool:
+    """Whether a run has an error beside its loss."""
+    dataset = _dataset(config.data)
+    return bool(dataset.classes > 0 and dataset.kind != "text")
 
 
 class Session:
@@ -101,11 +116,13 @@ class Session:
                 f"train.parallel must be none for graph data, got {train.parallel!r}: a graph is "
                 "one batch"
             )
-        self.classifies = dataset.classes > 0 and dataset.kind != "text"
+        self.classifies = classifies(config)
         self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
         unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by
         self._test_loss = make_loss(unsmoothed, classes=dataset.classes, kind=dataset.kind)
         self.model = models.build(config.model.name, dataset, **plain_options(config.model.options))
+        if config.model.weights is not None:
+            weights.load_(self.model, Path(config.model.weights), config.model.fresh)
         self.model.to(device).train()
         by_nodes = getattr(self.model, "takes_nodes", False)
         self.model = self.ranks.wrapped(self.model)
@@ -332,7 +349,7 @@ def describe(config: Config) -> Record:
         "config": config.as_table(),
         "identity": config.identity(),
         "seed": config.train.seed,
-        "data": config.data.name,
-        "model": config.model.name,
+        "data": own_code.shown(config.data.name),
+        "model": own_code.shown(config.model.name),
         "optimizer": config.optimizer.name,
     }

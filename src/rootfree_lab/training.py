@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from rootfree_lab import checkpoints, parallel
+from rootfree_lab import checkpoints, parallel, weights
 from rootfree_lab.config import Config
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.devices import choose_device
+from rootfree_lab.loggers import loggers
 from rootfree_lab.measures import PARTS, reset_peak
-from rootfree_lab.progress import TensorBoard, Watcher
+from rootfree_lab.progress import Watcher
 from rootfree_lab.records import Record, append_record, read_records, versions
 from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
 from rootfree_lab.session import Diverged, Session, describe
@@ -58,8 +60,11 @@ def train(
     resume: bool = False,
     stop: StopSignals | None = None,
     watchers: Sequence[Watcher] = (),
+    keep: Callable[[Record], None] | None = None,
 ) -> Record:
     """Run to the end, append the record to the folder's records file and return it.
+
+    `keep` puts the record elsewhere instead; the checkpoint goes when it returns.
 
     A diverged run is recorded too, as not completed. Where `stop` has received a signal the run
     leaves a checkpoint and raises `Interrupted`.
@@ -69,9 +74,7 @@ def train(
     mode, batch_size = config.train.parallel, config.train.batch_size
     ranks, device = parallel.start(mode, device, batch_size=batch_size)
     path = checkpoints.checkpoint_path(out, config)
-    all_watchers = list(watchers) if ranks.first else []
-    if config.output.tensorboard and ranks.first:
-        all_watchers.append(TensorBoard(out / "tensorboard"))
+    all_watchers = [*watchers, *loggers(config.output, out)] if ranks.first else []
     with deterministic_algorithms(config.train.deterministic, device):
         saved = checkpoints.load(path, config) if resume and path.exists() else None
         session = Session(config, device, ranks)
@@ -89,8 +92,12 @@ def train(
         finally:
             for watcher in all_watchers:
                 watcher.end()
+    if config.output.weights and record["completed"]:
+        state = ranks.model_state(session.model)  # all ranks must ask
+        if ranks.first:
+            weights.save(weights.weights_path(out, config), state)
     if ranks.first:
-        append_record(records_path(out), record)
+        (keep or partial(append_record, records_path(out)))(record)
         checkpoints.remove(path)
     return record
 

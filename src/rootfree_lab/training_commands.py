@@ -15,7 +15,7 @@ from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.config_reading import unknown_name
 from rootfree_lab.exit_codes import FAILED, with_exit_codes
 from rootfree_lab.parallel import speaks
-from rootfree_lab.progress import Lines, LiveBar, Watcher, describe_point
+from rootfree_lab.progress import Lines, LiveBar, Watcher, describe_point, plain_lines
 from rootfree_lab.stopping import StopSignals
 from rootfree_lab.training import finished_record, records_path, train
 
@@ -45,7 +45,7 @@ def train_command(
         elif resume and not checkpoint.exists():
             say(f"there is no {checkpoint}: starts from the beginning", err=True)
         bar = LiveBar(console) if console.is_terminal else None
-        watchers: list[Watcher] = [Lines(console) if bar is None else bar]
+        watchers: list[Watcher] = [Lines(plain_lines(console)) if bar is None else bar]
         with StopSignals() as stop, bar or nullcontext():
             record = train(config, out=out, resume=resume, stop=stop, watchers=watchers)
         if not record["completed"]:
@@ -68,6 +68,7 @@ def compare_command(
     assignments: Sequence[str],
     out: Path,
     only: Sequence[str],
+    jobs: int,
 ) -> int:
     """Run a config's entries and print the table, best first."""
 
@@ -79,7 +80,7 @@ def compare_command(
                 raise unknown_name("--only: the entry", label, labels)
         chosen = [run for run in runs if not only or run.label in only]
         with StopSignals() as stop:
-            results = compare(chosen, out=out, console=console, stop=stop)
+            results = compare(chosen, out=out, console=console, stop=stop, jobs=jobs)
         console.print(table(chosen, results, by_result=True))
         typer.echo(f"records: {records_path(out)}")
         failed = [r for r in results.values() if not r["completed"]]

@@ -28,7 +28,7 @@ def _adamw(start: Array, options: Options) -> RFAdamWOracle:
 ALL_METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     **METHODS,
     "RFRMSprop": (
-        partial(rootfree.RFRMSprop, max_update=None),
+        partial(rootfree.RFRMSprop, max_update=None, nesterov=False),
         lambda start, options: RFRMSPropOracle(start, **options),
     ),
     "RFAdagrad": (rootfree.RFAdagrad, lambda start, options: RFAdaGradOracle(start, **options)),

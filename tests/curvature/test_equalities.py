@@ -172,6 +172,7 @@ def test_affine_invariance(kind):
     V = nn.Parameter(torch.linalg.inv(E) @ start @ torch.linalg.inv(F).mT)
     given = Given()
     words = {**BALANCED["RFShampoo"], "damping": 0.0, "weight_decay": 0.0}
+    words |= {"factor_norm": None, "init_scale": 1.0}
     one, other = (rootfree.RFShampoo([p], curvature=given, **words) for p in (W, V))
     for n, T in enumerate((E, F)):  # S' = TᵀST
         S = other.state[V][f"block0.factor{n}"]

@@ -15,6 +15,7 @@ from rootfree.kernels.rounding import widened
 from rootfree.rules.diagonal import (
     accumulate_squares_,
     average_,
+    limited,
     preconditioned_descent_,
     preconditioned_heavy_ball_,
 )
@@ -92,12 +93,13 @@ def by_rule(update: str, x: Lists) -> None:
         with widened(x.ms, FP32, x.counters) as ms:
             preconditioned_heavy_ball_(x.ps, ms, gs, ss, lam=LAM, tail=tail)
     else:
-        with widened(x.ms, FP32, x.counters) as ms:
-            average_(ms, gs, alpha=tail.alpha1)
         with widened(x.ss, FP32, x.counters) as ss:
             accumulate_squares_(ss, gs, **squares)
+        with widened(x.ms, FP32, x.counters) as ms:
+            within = gs if tail.clip is None else limited(gs, ss, lam=LAM, c=tail.clip)
+            average_(ms, within, alpha=tail.alpha1)
         decay_(x.ps, lr=tail.lr, kappa=tail.kappa)
-        preconditioned_descent_(x.ps, ms, ss, lam=LAM, tail=tail)
+        preconditioned_descent_(x.ps, ms, ss, lam=LAM, lr=tail.lr)
 
 
 def assert_alike(got: Lists, expected: Lists) -> None:

@@ -93,7 +93,7 @@ class RFAdaGradOracle(DiagonalOracle):
 
 
 class RFAdamWOracle:
-    """m <- β₁m + (1-β₁)g; v <- β₂v + (1-β₂)g²; p <- p(1 - lr κ) - lr m/(B v + λ); v₀ = 1/B.
+    """v <- β₂v + (1-β₂)g²; m <- β₁m + (1-β₁)g; p <- p(1 - lr κ) - lr m/(B v + λ); v₀ = 1/B.
 
     Here `momentum` is β₁ of AdamW and `precond_lr` is 1 - β₂ of AdamW. No bias correction. With
     v₀ = 1/B the denominator starts at one; `initial` is that start of B v (1.0, or an array).

@@ -18,6 +18,10 @@ class RFShampooOracle(CurvatureOracle):
     The derivative is the partial trace, over all axes but n, of (H + λI) times the Kronecker
     product of the S_j⁻¹ with I in place n; for H = B g gᵀ that is
     B·G₍ₙ₎[x_{j≠n}S_j⁻¹]G₍ₙ₎ᵀ + λ∏_{j≠n}tr(S_j⁻¹)·I. All factors are updated from the old ones.
+
+    With `factor_norm` the change of S_n is divided by max(1, ½‖μ‖), μ the generalised eigenvalues
+    of the pair (change/β₂, S_n): ‖μ‖₂ for "frobenius", ‖μ‖₄ for "spectral". `init_scale` c: S_n
+    starts at I/c²; "gradient": at (tr H/D)^{1/N}·I, from the first H that is not zero.
     """
 
     def __init__(
@@ -29,6 +33,8 @@ class RFShampooOracle(CurvatureOracle):
         damping: float = 0.0,
         batch_size: float = 1.0,
         initial: Sequence[Array] | None = None,
+        factor_norm: str | None = None,
+        init_scale: float | str = 1.0,
         **common: Unpack[Common],
     ) -> None:
         super().__init__(
@@ -40,7 +46,10 @@ class RFShampooOracle(CurvatureOracle):
             **common,
         )
         self.dims = squeeze(self.param).shape
-        start = [np.eye(d) for d in self.dims] if initial is None else initial
+        self.factor_norm = factor_norm
+        self.waits_for_gradient = init_scale == "gradient"
+        scale = 1.0 if isinstance(init_scale, str) else init_scale**-2
+        start = [scale * np.eye(d) for d in self.dims] if initial is None else initial
         self.factors = [np.array(s, dtype=np.float64) for s in start]  # S_n
 
     def factor_curvature(self, n: int, h: Array) -> Array:
@@ -52,10 +61,20 @@ class RFShampooOracle(CurvatureOracle):
 
     def refresh(self, grad: Array, curvature: Array | None) -> None:
         h = self.damped(grad, curvature)
+        size = float(np.trace(h)) / len(h) - self.damping
+        if self.waits_for_gradient and size > 0:
+            self.factors = [size ** (1 / len(self.dims)) * np.eye(d) for d in self.dims]
+            self.waits_for_gradient = False
         new = []
         for n, s in enumerate(self.factors):
-            update = self.factor_curvature(n, h) / others_size(self.dims, n)
-            new.append((1 - self.precond_lr * self.gamma) * s + self.precond_lr * update)
+            change = self.factor_curvature(n, h) / others_size(self.dims, n) - self.gamma * s
+            rate = self.precond_lr
+            if self.factor_norm is not None:
+                root = np.linalg.inv(np.linalg.cholesky(s))
+                mu = np.linalg.eigvalsh(root @ change @ root.T)
+                order = {"frobenius": 2, "spectral": 4}[self.factor_norm]
+                rate /= max(1.0, float(np.linalg.norm(mu, order)) / 2)
+            new.append(s + rate * change)
         self.factors = new
 
     def direction(self, grad: Array) -> Array:

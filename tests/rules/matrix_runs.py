@@ -121,7 +121,10 @@ METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         _full(rootfree.IFFullAdagrad, form="factor", safeguard=False),
         if_factor,
     ),
-    "RFShampoo": (_full(rootfree.RFShampoo, **PLAIN), rf_shampoo),
+    "RFShampoo": (
+        _full(rootfree.RFShampoo, factor_norm=None, init_scale=1.0, **PLAIN),
+        rf_shampoo,
+    ),
     "IFShampoo": (_full(rootfree.IFShampoo, **PLAIN), if_shampoo),
 }
 

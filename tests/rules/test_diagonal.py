@@ -33,6 +33,8 @@ class Method:
 
     def optimizer_options(self, options: dict[str, Any]) -> dict[str, Any]:
         options = {"max_update": None, **options}
+        if self.optimizer is rootfree.RFRMSprop:
+            options = {"nesterov": False, **options}
         if self.optimizer is not rootfree.RFAdamW:
             return options
         betas = (options.pop("momentum"), 1 - options.pop("precond_lr"))
@@ -240,8 +242,8 @@ def test_no_element_of_the_direction_is_above_its_limit(name, nesterov):
         optimizer.step()
         s = (1 - beta2) * s + beta2 * B * g**2
         if name == "RFAdamW":
-            m = alpha1 * m + (1 - alpha1) * g
-            step = np.clip(m / (s + lam), -c, c)
+            m = alpha1 * m + (1 - alpha1) * (s + lam) * np.clip(g / (s + lam), -c, c)
+            step = m / (s + lam)
         else:
             u = np.clip(g / (s + lam), -c, c)
             m = alpha1 * m + u

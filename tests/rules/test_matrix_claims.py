@@ -85,16 +85,9 @@ def test_inverse_free_shampoo_is_rf_shampoo_to_first_order(shape, damping, gamma
     common = {"damping": damping, "gamma": gamma, "update_every": 1}
     errors = []
     for beta2 in RATES:
-        exact = inverses(rootfree.RFShampoo, shape, precond_lr=beta2, **common)
-        found = inverses(
-            rootfree.IFShampoo,
-            shape,
-            precond_lr=beta2,
-            structure="dense",
-            init_scale=1.0,
-            factor_norm=None,
-            **common,
-        )
+        words = {"precond_lr": beta2, "init_scale": 1.0, "factor_norm": None, **common}
+        exact = inverses(rootfree.RFShampoo, shape, **words)
+        found = inverses(rootfree.IFShampoo, shape, structure="dense", **words)
         errors.append(max(relative(a, b) for a, b in zip(found, exact, strict=True)))
     assert 1.9 < slope(errors) < 2.2
 

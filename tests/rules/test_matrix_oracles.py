@@ -115,6 +115,16 @@ def test_every_option_of_the_inverse_free_methods(method, changes):
     assert difference(method, options, shape=(3, 4), scale=scale) < AGREES
 
 
+@pytest.mark.parametrize("changes", [{"factor_norm": "frobenius"}, {"factor_norm": "spectral"}], ids=str)
+@pytest.mark.parametrize("start", [0.8, "gradient"])
+def test_what_rf_shampoo_shares_with_the_inverse_free_one(changes, start):
+    """The start and the norm of the change; the spikes among the gradients are beyond the norm."""
+    options = {**balanced("RFShampoo"), "init_scale": start, **changes}
+    assert difference("RFShampoo", options, shape=(3, 4)) < AGREES
+    without = difference("RFShampoo", options, oracle_options={"factor_norm": None}, shape=(3, 4))
+    assert without > 1e6 * AGREES
+
+
 def test_covariance_form_without_the_norm():
     options = {**balanced("IFFullAdagrad-covariance"), "factor_norm": None}
     for damping in (0.0, 0.3):  # rank one, and any H

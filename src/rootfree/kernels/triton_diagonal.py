@@ -25,23 +25,23 @@ def _update(
     heavy ball:  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
     AVERAGED:    m <- α₁ m + (1-α₁) g;       p <- (1 - β₁κ) p - β₁ m/(s+λ)
 
-    CLIP: the elements of g/(s+λ), or m/(s+λ), are at most c.
+    CLIP: the elements of g/(s+λ) are at most c.
     """
     p = tl.load(p_at + at, mask).to(tl.float32)
     g = tl.load(g_at + at, mask).to(tl.float32)
     s = keep * tl.load(s_at + at, mask).to(tl.float32) + gain * (g * g)
     if MOMENTUM:
         m = tl.load(m_at + at, mask).to(tl.float32)
-    # Momentum and preconditioner are rounded in the order of the rule.
-    store_state(s_at, at, mask, s, at, counter + 1 if AVERAGED else counter)
+    # Preconditioner and momentum are rounded in the order of the rule.
+    store_state(s_at, at, mask, s, at, counter)
     if DECOUPLED:
         p = p * (1 - step * kappa)
     if AVERAGED:
-        m += (1 - alpha1) * (g - m)
-        store_state(m_at, at, mask, m, at, counter)
-        u = m / (s + lam)
         if CLIP:
-            u = clipped(u, c)
+            g = clipped(g, c * (s + lam))
+        m += (1 - alpha1) * (g - m)
+        store_state(m_at, at, mask, m, at, counter + 1)
+        u = m / (s + lam)
     else:
         u = g / (s + lam)
         if CLIP:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,10 +27,6 @@ from rootfree.structures import per_block
 
 # Gradients beyond have no square in fp32.
 _LARGEST_MEAN = 1e30
-
-# Directions have a root mean square of one. Momentum that is left where gradients have ceased is
-# not scaled up: the parameter comes to rest.
-LEAST_STEP = 0.1
 
 
 def _direction(
@@ -130,6 +127,9 @@ class IFWhitening(BlockOptimizer):
             normalisation: for studies of the plain rule).
         update_rms: r, the root mean square of a parameter's step before ``lr``. None: the step as
             it is.
+        max_update_rms: cap on the root mean square of U per parameter, before momentum: U has about
+            one, and a batch unlike the others must not rule the next ten steps. None: no cap.
+        max_update: limit on each element of U, before momentum; None: no limit.
         state_dtype: dtype of the momentum, as in :class:`rootfree.RFRMSprop`.
         curvature: where H comes from, in place of ggᵀ, as in :class:`rootfree.IFShampoo`: then ⊗Pₙ
             follows H^{-½}.
@@ -161,7 +161,7 @@ class IFWhitening(BlockOptimizer):
         momentum: float = 0.9,  # α₁
         nesterov: bool = True,
         weight_decay: float = 0.01,  # κ
-        damping: float = 1e-4,  # ρ
+        damping: float = 1e-6,  # ρ
         update_every: int | str = 2,  # T
         structure: Any = "auto",
         block_size: int | None = 1024,
@@ -169,6 +169,8 @@ class IFWhitening(BlockOptimizer):
         matmul_dtype: torch.dtype | None = None,
         factor_norm: str | None = "spectral",
         update_rms: float | None = 0.2,
+        max_update_rms: float | None = 1.0,
+        max_update: float | None = None,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
@@ -199,4 +201,14 @@ class IFWhitening(BlockOptimizer):
         return product_dtype(p, structures, group)
 
     def _tail(self, group: Group) -> Tail:
-        return super()._tail(group)._replace(decoupled=True, least=LEAST_STEP)
+        tail = super()._tail(group)
+        # Where gradients have become small beside what they were, as at a minimum, so has the step,
+        # and is not scaled up: the parameter comes to rest.
+        least = white_step(tail.alpha1, nesterov=tail.nesterov)
+        return tail._replace(decoupled=True, least=least)
+
+
+def white_step(alpha1: float, *, nesterov: bool) -> float:
+    """The root mean square of the step when directions are white noise with one of one."""
+    of_m = 1 / (1 - alpha1**2)  # M <- α₁ M + U, squared
+    return math.sqrt((1 + alpha1) ** 2 + alpha1**4 * of_m if nesterov else of_m)

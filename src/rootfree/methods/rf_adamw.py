@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import Curvature
 from rootfree.kernels.rounding import widened
 from rootfree.methods.diagonal import DiagonalOptimizer
-from rootfree.rules.diagonal import average_, preconditioned_descent_
+from rootfree.rules.diagonal import average_, limited, preconditioned_descent_
 from rootfree.rules.momentum import Tail, decay_
 from rootfree.shell.checks import Optional, averaging_pair, positive
 from rootfree.shell.optimizer import Group, states
@@ -23,8 +23,8 @@ class RFAdamW(DiagonalOptimizer):
 
     .. code-block:: text
 
-        m <- b₁ m + (1 - b₁) g
         v <- b₂ v + (1 - b₂) g²
+        m <- b₁ m + (1 - b₁) g            each element of g at most c(B v + λ)
         p <- p - β₁κ p - β₁ m/(B v + λ)   v starts at 1/B, m at 0; no bias correction
 
     The state keeps s = B·v, which starts at 1 for every B. Each squared gradient is scaled by the B
@@ -37,8 +37,8 @@ class RFAdamW(DiagonalOptimizer):
         betas: (b₁, b₂), how much of the averages of the gradient and of its square is kept.
         damping: λ, added to the curvature.
         weight_decay: κ, decoupled: multiplied by the step size and the parameter only.
-        max_update: c, a limit on each element of m/(B v + λ): no element of p moves by more than
-            β₁c in a step. None: no limit.
+        max_update: c, a limit on each element of g/(B v + λ) before it enters the average: a batch
+            unlike the others moves an element of p by about β₁c in all. None: no limit.
         state_dtype: dtype of s and m, as in :class:`rootfree.RFRMSprop`.
         curvature: where H comes from, as in :class:`rootfree.RFRMSprop`.
         fused: as in :class:`rootfree.RFRMSprop`.
@@ -61,7 +61,7 @@ class RFAdamW(DiagonalOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 3e-2,  # β₁
+        lr: float | Tensor = 1e-1,  # β₁
         *,
         batch_size: int | None = None,  # B
         betas: tuple[float, float] = (0.9, 0.98),
@@ -83,15 +83,16 @@ class RFAdamW(DiagonalOptimizer):
         group, (b1, b2) = work.group, work.group["betas"]
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
         gs = in_working_dtype(ps, work.gs)
-        with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
-            # m <- b₁ m + (1 - b₁) g
-            average_(ms, gs, alpha=b1)
+        lr, lam, c = group["lr"], group["damping"], group["max_update"]
         with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- b₂ s + (1 - b₂) B g²   (s = B v)
             self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=1.0)
+        with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
+            # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ)
+            average_(ms, gs if c is None else limited(gs, ss, lam=lam, c=c), alpha=b1)
         # p <- (1 - β₁κ) p - β₁ m/(s + λ)
-        decay_(ps, lr=group["lr"], kappa=group["weight_decay"])
-        preconditioned_descent_(ps, ms, ss, lam=group["damping"], tail=self._tail(group))
+        decay_(ps, lr=lr, kappa=group["weight_decay"])
+        preconditioned_descent_(ps, ms, ss, lam=lam, lr=lr)
 
     def _rates(self, group: Group) -> dict[str, float]:
         b2 = group["betas"][1]

@@ -72,7 +72,7 @@ class RFRMSprop(DiagonalOptimizer):
         momentum: float = 0.9,  # α₁
         damping: float = 1e-3,  # λ
         weight_decay: float = 0.0,  # κ
-        nesterov: bool = False,
+        nesterov: bool = True,
         decoupled_weight_decay: bool = False,
         max_update: float | None = 0.03,
         state_dtype: torch.dtype | None = None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rootfree.rules.momentum import Tail, clip_, descend_, subtract_
+from rootfree.rules.momentum import Tail, descend_
 
 Tensors = list[Tensor]
 
@@ -43,16 +43,21 @@ def average_(ms: Tensors, gs: Tensors, *, alpha: float) -> None:
     torch._foreach_lerp_(ms, gs, 1 - alpha)
 
 
+def limited(gs: Tensors, ss: Tensors, *, lam: float, c: float) -> Tensors:
+    """g, each element at most c(s+λ): a gradient far beyond the others does not rule an average."""
+    limits = torch._foreach_add(ss, max(lam, TINY))
+    torch._foreach_mul_(limits, c)
+    below = torch._foreach_minimum(gs, limits)
+    torch._foreach_neg_(limits)
+    return list(torch._foreach_maximum(below, limits))
+
+
 def preconditioned_descent_(
-    ps: Tensors, ms: Tensors, ss: Tensors, *, lam: float, tail: Tail
+    ps: Tensors, ms: Tensors, ss: Tensors, *, lam: float, lr: float | Tensor
 ) -> None:
-    """u = m/(s+λ), each element at most c;  p <- p - β₁ u.  Changes ps."""
-    denominators, lr = torch._foreach_add(ss, max(lam, TINY)), tail.lr
-    if tail.clip is not None:
-        us = list(torch._foreach_div(ms, denominators))
-        clip_(us, c=tail.clip)
-        subtract_(ps, us, lr=lr)
-    elif isinstance(lr, Tensor):
+    """p <- p - β₁ m/(s+λ).  Changes ps."""
+    denominators = torch._foreach_add(ss, max(lam, TINY))
+    if isinstance(lr, Tensor):
         # Folding β₁ into the denominator keeps this at one temporary.
         torch._foreach_div_(denominators, lr.reshape(()))
         torch._foreach_addcdiv_(ps, ms, denominators, value=-1)

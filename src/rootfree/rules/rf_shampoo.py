@@ -26,21 +26,40 @@ def update_factors_(
     beta2: Sequence[float],
     lam: float,
     gamma: float,
+    norm: str | None,
 ) -> None:
-    """Sₙ <- (1-β₂γ)Sₙ + β₂/D₋ₙ·(B·G₍ₙ₎[⊗_{j≠n}Sⱼ⁻¹]G₍ₙ₎ᵀ + λ∏_{j≠n}tr(Sⱼ⁻¹)·I), and Sₙ⁻¹.
+    """Sₙ <- Sₙ + β₂/max(1, ‖Δₙ‖)·Δₙ, Δₙ = Tₙ - γSₙ, and Sₙ⁻¹.
 
-    All from the old factors, with β₂ of each axis; then Sₙ <- 4^-eₙ·Sₙ, Σeₙ = 0, which keeps them
-    at one scale.  Changes Ss and inverses.
+    Tₙ = (B·G₍ₙ₎[⊗_{j≠n}Sⱼ⁻¹]G₍ₙ₎ᵀ + λ∏_{j≠n}tr(Sⱼ⁻¹)·I)/D₋ₙ. All from the old factors, with β₂ of each
+    axis; then Sₙ <- 4^-eₙ·Sₙ, Σeₙ = 0, which keeps them at one scale.  Changes Ss and inverses.
     """
     means = [S_inv.diagonal(dim1=-2, dim2=-1).mean(-1) for S_inv in inverses]  # tr(Sⱼ⁻¹)/dⱼ
     for n, term in enumerate(H.contracted(inverses)):
         others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
-        Ss[n].mul_(1 - beta2[n] * gamma).add_(term, alpha=beta2[n])
-        damping = beta2[n] * max(lam, LEAST_DAMPING) * others
-        Ss[n].diagonal(dim1=-2, dim2=-1).add_(damping.view(-1, 1))
+        change = term - gamma * Ss[n]
+        change.diagonal(dim1=-2, dim2=-1).add_((max(lam, LEAST_DAMPING) * others).view(-1, 1))
+        rate = beta2[n] / size_beside(inverses[n], change, norm).clamp(min=1.0)
+        Ss[n].add_(change.mul_(rate[:, None, None]))
     for S, S_inv, e in zip(Ss, inverses, exponents(means), strict=True):
         S.mul_(torch.exp2(-2 * e)[:, None, None])
         S_inv.copy_(inverse(S))
+
+
+def size_beside(S_inv: Tensor, change: Tensor, norm: str | None) -> Tensor:
+    """½‖S^{-½} Δ S^{-½}‖ (b,): how far Δ moves S, measured by S itself; 1 without a norm.
+
+    It is the norm of inverse-free Shampoo's tangent vector, K = S^{-½}, from powers of S⁻¹Δ, which
+    has the same eigenvalues μ. The spectral one is (Σμ⁴)^¼, from above.
+    """
+    if norm is None:
+        return change.new_ones(len(change))
+    X = S_inv @ change
+    largest = X.abs().amax((1, 2)).clamp(min=torch.finfo(X.dtype).tiny)
+    X = X / largest[:, None, None]  # the fourth power of a large number has no place in fp32
+    if norm == "spectral":
+        X = X @ X
+    moment = (X * X.mT).sum((1, 2)).clamp(min=0.0)
+    return largest * moment.pow(0.25 if norm == "spectral" else 0.5) / 2
 
 
 def inverse(S: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ INVERSE_FREE_OPTIONS: dict[str, Check] = {
     "matmul_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16, torch.float16))),
 }
 
-#: Options of inverse-free whitening: the direction has no scale, so there is no B and no cap.
+#: Options of inverse-free whitening: the direction has no scale, so there is no B.
 WHITENING_OPTIONS: dict[str, Check] = {
     **{
         name: check
@@ -71,8 +71,6 @@ WHITENING_OPTIONS: dict[str, Check] = {
             "gamma",
             "riemannian_momentum",
             "init_scale",
-            "max_update_rms",
-            "max_update",
             "decoupled_weight_decay",
         )
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rootfree_lab import own_code
 from rootfree_lab.data.cache import cache_folder, is_cached, locked, store, temporary_folder, verify
 from rootfree_lab.data.dataset import Dataset, limited
 from rootfree_lab.data.errors import DataError
@@ -25,7 +26,7 @@ def load(
     """Load a data set into memory.
 
     Args:
-        name: One of `names()`.
+        name: One of `names()`, or a user's own function: "package.module:name", "file.py:name".
         folder: Where its standard files are (for `text_file`, the file); without it the cache or
             an installed package is read. Nothing is downloaded: that is `fetch`.
         cache: The cache, in the place of `ROOTFREE_CACHE` or the platform's folder.
@@ -36,10 +37,12 @@ def load(
     >>> digits.shape, digits.classes, len(digits.train)
     ((1, 8, 8), 10, 100)
     """
-    found = source(name)
     for argument, value in (("limit", limit), ("size", size)):
         if value is not None and value < 1:
             raise DataError(f"{argument} must be at least 1, got {value}.")
+    if own_code.is_own(name):
+        return _load_own(name, folder=folder, limit=limit, size=size)
+    found = source(name)
     if size is not None and name != "image_folder":
         raise DataError(f"size is for image_folder alone, got {size} for {name!r}.")
     try:
@@ -57,6 +60,23 @@ def load(
     except DataError as error:
         raise DataError(f"{name}: {error} To get it: {found.how}") from error
     return dataset if limit is None else limited(dataset, limit)
+
+
+def _load_own(name: str, *, folder: Path | None, limit: int | None, size: int | None) -> Dataset:
+    """What a user's function returns; it gets folder, limit and size where they are given."""
+    what, function = f"the data set {own_code.shown(name)}", own_code.load("data.name", name)
+    given = {"folder": folder, "limit": limit, "size": size}
+    given = {key: value for key, value in given.items() if value is not None}
+    taken = own_code.check_arguments(what, function, {}, given)
+    for key in given:
+        if key not in (*taken, "limit"):
+            raise DataError(f"data.{key} is given, but {what} has no argument of that name.")
+    dataset = own_code.call(what, function, {key: given[key] for key in taken})
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f"{what} must return a rootfree_lab.data.Dataset, got {type(dataset).__name__}."
+        )
+    return dataset if limit is None or "limit" in taken else limited(dataset, limit)
 
 
 def fetch(name: str, *, cache: Path | None = None) -> Path | None:

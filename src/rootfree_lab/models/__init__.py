@@ -1,4 +1,4 @@
-"""Models by name: `build(name, dataset, **options)`."""
+"""Models by name, or a user's own: `build(name, dataset, **options)`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from rootfree_lab import own_code
 from rootfree_lab.config_reading import ConfigError, unknown_name
 from rootfree_lab.models import graphs, language, linear, small_images, timm_images, vmamba
 
@@ -83,6 +84,12 @@ def names() -> list[str]:
 
 def check(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> None:
     """Raise what `build` would for a wrong name, kind of data or option, without building."""
+    if own_code.is_own(name):
+        own_code.check_arguments(
+            f"the model {own_code.shown(name)}", own_code.load("model.name", name), options,
+            ["dataset"],
+        )  # fmt: skip
+        return
     if name not in _MODELS:
         raise unknown_name("the model", name, names())
     builder, kinds = _MODELS[name]
@@ -99,6 +106,8 @@ def check(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> None:
 def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
     """The model of this name for the data, freshly initialised from torch's global generator."""
     check(name, dataset, options)
+    if own_code.is_own(name):
+        return _build_own(name, dataset, options)
     builder, _ = _MODELS[name]
     try:
         return builder(dataset, **options)
@@ -108,3 +117,13 @@ def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
         ) from error
     except (TypeError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise ConfigError(f"the model {name!r} cannot be built with {options}: {error}") from error
+
+
+def _build_own(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> nn.Module:
+    """A user's model; it gets the data set where it has an argument of that name."""
+    what, builder = f"the model {own_code.shown(name)}", own_code.load("model.name", name)
+    taken = own_code.check_arguments(what, builder, options, ["dataset"])
+    model = own_code.call(what, builder, {**dict.fromkeys(taken, dataset), **options})
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{what} must return a torch.nn.Module, got {type(model).__name__}")
+    return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import json
@@ -26,7 +27,10 @@ REFERENCES: dict[str, dict[str, Any]] = {
 DIAGONAL = ("RFRMSprop", "RFAdagrad", "RFAdamW")
 MATRIX = ("RFShampoo", "IFShampoo", "IFWhitening")
 FULL_MATRIX = ("RFFullAdagrad", "IFFullAdagrad")  # on convex tasks alone
-NAMES = (*REFERENCES, *DIAGONAL, *MATRIX, *FULL_MATRIX)
+#: From other packages; they run where they are asked for by name.
+PEERS: dict[str, dict[str, Any]] = {"SOAP": {"lr": 3e-3, "precondition_frequency": 10}}
+NAMES = (*REFERENCES, *DIAGONAL, *MATRIX, *FULL_MATRIX, *PEERS)
+_GIVEN = {**REFERENCES, **PEERS}
 #: Options beside the defaults that are tried unless `--set` gives others.
 _VARIANTS: dict[str, list[dict[str, Any]]] = {name: [{}, {"gamma": 1.0}] for name in FULL_MATRIX}
 
@@ -58,7 +62,7 @@ class Entrant:
             if key not in ("params", "batch_size")
         }
         companion = {"companion_lr": COMPANION_LR} if _has_companion(self.name) else {}
-        values = {**defaults, **companion, **REFERENCES.get(self.name, {}), **self.given}
+        values = {**defaults, **companion, **_GIVEN.get(self.name, {}), **self.given}
         options: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return options
 
@@ -79,7 +83,7 @@ def line_up(names: Sequence[str], assignments: Sequence[str]) -> list[Entrant]:
     options = _assigned(assignments)
     if names and (unused := [name for name in options if name not in names]):
         raise ConfigError(f"--set has options of {unused[0]}, which --optimizers leaves out")
-    chosen = [name for name in NAMES if not names or name in names]
+    chosen = [name for name in NAMES if (name in names if names else name not in PEERS)]
     return [
         Entrant(name, given)
         for name in chosen
@@ -93,7 +97,7 @@ def build(entrant: Entrant, model: nn.Module, *, batch_size: int) -> list[Optimi
     A matrix method takes the hidden matrices and AdamW the rest. The head counts as hidden where it
     is all that there is, as in a linear model.
     """
-    options = {**REFERENCES.get(entrant.name, {}), **entrant.given}
+    options = {**_GIVEN.get(entrant.name, {}), **entrant.given}
     companion_lr = options.pop("companion_lr", COMPANION_LR)
     if "batch_size" in _signature(entrant.name):
         options["batch_size"] = batch_size
@@ -123,6 +127,11 @@ def _split(model: nn.Module, *, two_axes: bool) -> tuple[NamedParameters, NamedP
 
 
 def _home(name: str) -> Any:
+    if name in PEERS:
+        try:
+            return importlib.import_module("pytorch_optimizer")
+        except ImportError:
+            return None
     return torch.optim if name in REFERENCES else rootfree
 
 
@@ -131,7 +140,7 @@ def _signature(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 def _has_companion(name: str) -> bool:
-    return name == "Muon" or name in MATRIX
+    return name in ("Muon", *PEERS, *MATRIX)
 
 
 def _assigned(assignments: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -160,7 +169,7 @@ def _check(name: str, option: str) -> None:
     if name not in NAMES:
         raise unknown_name("--set: the optimizer", name, NAMES)
     if not available(name):
-        raise ConfigError(f"--set: {name} is not in the installed {_home(name).__name__}")
+        raise ConfigError(f"--set: {name} is not installed")
     allowed = [key for key in _signature(name) if key not in ("params", "batch_size")]
     allowed += ["companion_lr"] if _has_companion(name) else []
     if option not in allowed:

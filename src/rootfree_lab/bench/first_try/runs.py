@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-
-import torch
 
 from rootfree_lab.bench.first_try import records
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.training import Run, train
+from rootfree_lab.side_by_side import Event, each
 
 Say = Callable[[str], None]
 
@@ -47,20 +44,9 @@ def _results(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Record | str
         for run in runs:
             yield run, _attempt(run)
         return
-    # A GPU cannot be used after a fork.
-    context = multiprocessing.get_context("spawn")
-    threads = max(1, torch.get_num_threads() // jobs)
-    with ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(threads,)
-    ) as pool:
-        waiting = {pool.submit(_attempt, run): run for run in runs}
-        try:
-            for future in as_completed(waiting):
-                # A worker that the system killed has no result.
-                died = future.exception()
-                yield waiting[future], f"{died}" if died is not None else future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    for run, result in each(_attempt, runs, jobs):
+        # A worker that the system killed has no result.
+        yield run, result.content if isinstance(result, Event) else result
 
 
 def _attempt(run: Run) -> Record | str:

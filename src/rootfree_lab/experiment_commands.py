@@ -1,0 +1,93 @@
+"""Subcommands around experiments: a config to start from, search, records as CSV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[Path, typer.Argument(help="TOML file, such as those under configs/.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a setting: optimizer.lr=3e-4; may be given repeatedly."),
+]
+
+
+def search(
+    config: ConfigFile,
+    assignments: Assignments = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results; default: out/search/ and the config's name."),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Journal file, or an Optuna URL such as postgresql://HOST/DB, which many machines "
+            "can share; default: journal.log in the folder."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the search in the storage; default: the config's.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials side by side, as processes.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Label of an entry to search; may be given repeatedly.")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Carry out trials again that failed.")
+    ] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve Optuna's dashboard on this machine.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of --dashboard.")] = 8080,
+) -> None:
+    """Search for the settings of every optimizer of a config; run it again to continue."""
+    from rootfree_lab import commands
+    from rootfree_lab.search.command import Arguments, search_command
+
+    given = Arguments(
+        config=config, assignments=assignments or [], out=out, storage=storage, name=name,
+        jobs=jobs, only=only or [], retry_failed=retry_failed,
+        dashboard=port if dashboard else None,
+    )  # fmt: skip
+    raise typer.Exit(search_command(commands.console, given))
+
+
+def export(
+    records: Annotated[Path, typer.Argument(help="A records.jsonl, or a folder with such files.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="File to write.")] = Path("runs.csv"),
+    curves: Annotated[
+        bool, typer.Option("--curves", help="A row for each point of a curve, not for each run.")
+    ] = False,
+) -> None:
+    """Write the records of runs as CSV, for a spreadsheet or pandas."""
+    from rootfree_lab.exit_codes import with_exit_codes
+    from rootfree_lab.report.export import export as write
+
+    def work() -> int:
+        rows, problems = write(records, out, curves=curves)
+        for problem in problems:
+            typer.echo(f"left out: {problem}", err=True)
+        typer.echo(f"{rows} rows: {out}")
+        return 0
+
+    raise typer.Exit(with_exit_codes(work))
+
+
+def new(
+    path: Annotated[
+        Path, typer.Argument(dir_okay=False, help="File to write; one that is there is kept.")
+    ] = Path("experiment.toml"),
+) -> None:
+    """Write a commented config to start from."""
+    from rootfree_lab.exit_codes import with_exit_codes
+    from rootfree_lab.new_config import write_new
+
+    def work() -> int:
+        write_new(path)
+        typer.echo(f"wrote {path}; try: rootfree train {path}")
+        return 0
+
+    raise typer.Exit(with_exit_codes(work))

@@ -1,0 +1,73 @@
+"""Logs of a run for other programs: TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from rootfree_lab.checkpoints import file_name
+from rootfree_lab.config import OutputConfig
+from rootfree_lab.logging_packages import check_packages
+from rootfree_lab.progress import Watcher
+from rootfree_lab.session import Point, Session
+
+
+def loggers(output: OutputConfig, out: Path) -> list[Watcher]:
+    """Those that a config asks for."""
+    check_packages(output)
+    made: list[Watcher] = []
+    if output.tensorboard:
+        made.append(TensorBoard(out / "tensorboard"))
+    if output.wandb is not None:
+        made.append(WeightsAndBiases(output.wandb, out))
+    return made
+
+
+class TensorBoard(Watcher):
+    """Scalars for TensorBoard, one folder a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._make: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        self._writer: Any = None
+
+    def begin(self, session: Session) -> None:
+        config = session.config
+        name = f"{file_name(config)}-{config.identity()}"
+        # What an interrupted run logged after its checkpoint is dropped.
+        self._writer = self._make(str(self._folder / name), purge_step=session.done)
+
+    def point(self, session: Session, point: Point) -> None:
+        for name, value in point.items():
+            if value is not None and name != "step":
+                self._writer.add_scalar(name, value, session.done)
+        self._writer.flush()
+
+    def end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WeightsAndBiases(Watcher):
+    """A run of a project of Weights & Biases; a resumed run goes on in its own."""
+
+    def __init__(self, project: str, folder: Path) -> None:
+        self._project, self._folder = project, folder
+        self._wandb: Any = importlib.import_module("wandb")
+        self._run: Any = None
+
+    def begin(self, session: Session) -> None:
+        config = session.config
+        self._run = self._wandb.init(
+            project=self._project, name=file_name(config), id=config.identity(), resume="allow",
+            config=config.as_table(), dir=str(self._folder), reinit=True,
+        )  # fmt: skip
+
+    def point(self, session: Session, point: Point) -> None:
+        figures = {k: v for k, v in point.items() if v is not None and k != "step"}
+        self._run.log(figures, step=session.done)
+
+    def end(self) -> None:
+        if self._run is not None:
+            self._run.finish()

@@ -1,0 +1,1 @@
+"""`rootfree search`: two-stage random search for the settings of every optimizer of a config."""

@@ -1,0 +1,86 @@
+"""What a search leaves: the best settings and narrowed spaces as a config, and all records."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+from rootfree_lab.config_reading import Table
+from rootfree_lab.records import append_missing
+from rootfree_lab.search.attempts import Status, best
+from rootfree_lab.search.ledger import Ledger
+from rootfree_lab.search.spaces import FIXED, Settings, as_table, default_space, with_settings
+from rootfree_lab.toml_writing import write_toml
+from rootfree_lab.training import records_path
+
+BEST = "best.toml"
+
+
+def write_records(ledger: Ledger, out: Path) -> None:
+    """Add the records of all trials to the folder's file, other machines' trials among them."""
+    found = [
+        status.result.record
+        for label in ledger.entries
+        for status in ledger.statuses(label)
+        if status.result is not None and status.result.record is not None
+    ]
+    append_missing(records_path(out), found)
+
+
+def write_best(ledger: Ledger, tables: Table, out: Path) -> Path | None:
+    """Write the config with the best settings so far; None where no trial has completed."""
+    found = {label: best(ledger.statuses(label)) for label in ledger.entries}
+    settings = {
+        label: each.result.settings
+        for label, each in found.items()
+        if each is not None and each.result is not None
+    }
+    if not settings:
+        return None
+    path = out / BEST
+    write_toml(path, with_best(tables, settings, _narrowed(ledger)), remarks=_remarks(found))
+    return path
+
+
+def with_best(
+    tables: Table, settings: Mapping[str, Settings], spaces: Mapping[str, Table]
+) -> Table:
+    """The tables of a config with the best settings of each entry; entries without are left out."""
+    result = copy.deepcopy(tables)
+    entries = result.get("compare")
+    if entries:
+        result["compare"] = [entry for entry in entries if entry["label"] in settings]
+        for entry in result["compare"]:
+            entry["optimizer"] = with_settings(entry.get("optimizer", {}), settings[entry["label"]])
+    else:
+        ((label, values),) = settings.items()
+        result["optimizer"] = with_settings(result["optimizer"], values)
+        result["compare"] = [{"label": label, "optimizer": dict(result["optimizer"])}]
+    result["search"] = {**result.get("search", {}), "spaces": dict(spaces)}
+    return result
+
+
+def _narrowed(ledger: Ledger) -> dict[str, Table]:
+    spaces = {}
+    for label, entry in ledger.entries.items():
+        space = ledger.space(label, 2, ledger.statuses(label))
+        left_out = [
+            name for name in default_space(entry.config.optimizer.name) if name not in entry.space
+        ]
+        spaces[label] = as_table(space or entry.space) | dict.fromkeys(left_out, FIXED)
+    return spaces
+
+
+def _remarks(found: Mapping[str, Status | None]) -> list[str]:
+    lines = [
+        "The best settings of a search, written by `rootfree search`; for `rootfree compare`.",
+        "The measure that each had at the end of its trial:",
+    ]
+    for label, status in found.items():
+        if status is None:
+            lines.append(f"  {label}: no trial has completed, so it is not in this file")
+        else:
+            stage = "wide" if status.slot.stage == 1 else "narrowed"
+            lines.append(f"  {label}: {status.value:.5g} ({stage} trial {status.slot.number})")
+    return [line.replace("\n", " ") for line in lines]

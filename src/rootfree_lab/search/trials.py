@@ -1,0 +1,100 @@
+"""One trial in its process: trained as any run is, each point of its curve told to the search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rootfree_lab import checkpoints
+from rootfree_lab.checkpoints import CheckpointError
+from rootfree_lab.config import Config
+from rootfree_lab.measures import is_out_of_memory
+from rootfree_lab.progress import Watcher
+from rootfree_lab.records import Record
+from rootfree_lab.search.outcomes import ERROR, INTERRUPTED, MEMORY, PRUNED
+from rootfree_lab.session import Point, Session
+from rootfree_lab.side_by_side import Channel
+from rootfree_lab.stopping import Interrupted, StopSignals
+from rootfree_lab.training import train
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process is told to do."""
+
+    trial: int  # Optuna's
+    config: Config
+    out: Path
+
+
+@dataclass(frozen=True)
+class Told:
+    """A point of a trial's curve."""
+
+    step: int
+    total: int
+    point: Point
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended; a kind of "" says that its record was handed over."""
+
+    kind: str = ""
+    message: str = ""
+
+
+class GivenUp(Exception):  # noqa: N818 (an outcome)
+    """The search does not want the rest of the trial."""
+
+
+class _Teller(Watcher):
+    """Tells the search each point, and stops where it is told to."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.pruned: Record | None = None
+
+    def point(self, session: Session, point: Point) -> None:
+        with session.watch.paused():  # the search may be busy: not the trial's time
+            answer = self._channel.ask(Told(session.done, session.total, point))
+        if answer == "go on" or (answer == "prune" and session.done == session.total):
+            return
+        if answer == "prune":
+            session.watch.pause()
+            why = {"kind": PRUNED, "message": f"among the worst by step {session.done}"}
+            self.pruned = {**session.record(completed=False), "failure": why}
+        raise GivenUp(answer)
+
+
+def carry_out(task: Task, channel: Channel) -> Outcome:
+    """Train a trial, from its checkpoint where there is one; what fails is told, not raised."""
+    config, out = task.config, task.out
+    teller = _Teller(channel)
+
+    def keep(record: Record) -> None:
+        channel.ask(record)
+
+    with StopSignals() as stop:
+        try:
+            try:
+                train(config, out=out, resume=True, stop=stop, watchers=[teller], keep=keep)
+            except CheckpointError:  # of other settings, or of an optimizer without resumption
+                train(config, out=out, resume=False, stop=stop, watchers=[teller], keep=keep)
+        except GivenUp as given_up:
+            if teller.pruned is None:
+                return Outcome(INTERRUPTED, str(given_up))
+            keep(teller.pruned)
+            checkpoints.remove(checkpoints.checkpoint_path(out, config))
+        except Interrupted as stopped:
+            return Outcome(INTERRUPTED, str(stopped))
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # whatever it is, the other trials are still wanted
+            kind = MEMORY if is_out_of_memory(error) else ERROR
+            return Outcome(kind, f"{type(error).__name__}: {_first_line(error)}")
+    return Outcome()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
