@@ -472,7 +472,7 @@ def test_inputs_without_a_tensor_ask_for_a_count():
 def test_a_step_refused_for_its_gradient_leaves_the_count_and_the_batch_size():
     embedding = nn.Embedding(4, 3, sparse=True)
     optimizer = rootfree.RFRMSprop(embedding.parameters(), batch_size=2)
-    with rootfree.track_batch_size(embedding, optimizer):
+    with rootfree.track_batch_size(embedding, optimizer, "examples"):
         embedding(torch.tensor([1, 2, 3])).sum().backward()
         with pytest.raises(RuntimeError, match="sparse"):
             optimizer.step()

@@ -126,7 +126,7 @@ def test_batch_size_is_asked_for_by_matrices_alone():
 def test_the_batch_is_counted_for_the_matrices():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     optimizer = rootfree.IFShampoo(rootfree.parameter_groups(model))
-    with rootfree.track_batch_size(model, optimizer):
+    with rootfree.track_batch_size(model, optimizer, "examples"):
         model(torch.randn(7, 4)).square().mean().backward()
         optimizer.step()
     assert optimizer.batch_size == 7

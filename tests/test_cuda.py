@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -46,6 +48,48 @@ def test_no_synchronisation(row, missing):
         for _ in range(3):
             optimizer.step()
     assert all(torch.isfinite(t).all() for t in snapshot(optimizer))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("fused", [None, False], ids=["kernels", "rules"])
+def test_a_gradient_that_is_not_finite_changes_nothing(row, fused):
+    """Without waiting; the host's clock of refreshes goes on."""
+    optimizer = run(row, "cuda", lr=torch.tensor(0.01, device="cuda"), fused=fused)
+    *_, p = optimizer.param_groups[0]["params"]
+    p.grad[1] = math.nan
+    before = [t.clone() for t in snapshot(optimizer) if t.is_cuda]
+    with nothing_waits():
+        for _ in range(3):
+            optimizer.step()
+    after = [t for t in snapshot(optimizer) if t.is_cuda]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert optimizer.skipped_steps == 3
+    p.grad[1] = 0.5
+    optimizer.step()
+    assert optimizer.skipped_steps == 3
+    assert not torch.equal(before[0], snapshot(optimizer)[0])
+    assert all(torch.isfinite(t).all() for t in snapshot(optimizer))
+
+
+@pytest.mark.parametrize("companion", ["adamw", None])
+@pytest.mark.parametrize("fused", [None, False], ids=["kernels", "rules"])
+def test_graphs_leave_out_steps(companion, fused):
+    model = network().cuda()
+    groups = rootfree.parameter_groups(model, companion=companion)
+    optimizer = rootfree.IFShampoo(groups, batch_size=32, fused=fused)
+    graphed = rootfree.GraphedStep(optimizer)
+    pattern = [False] * 8 + [True, False, True, True, False]
+    for (x, y), bad in zip(batches(len(pattern)), pattern, strict=True):
+        optimizer.zero_grad()
+        loss_of(model, x.cuda(), y.cuda()).backward()
+        if bad:
+            model[6].bias.grad[0] = math.inf
+        before = [t.clone() for t in snapshot(optimizer) if t.is_cuda]
+        graphed.step()
+        after = [t for t in snapshot(optimizer) if t.is_cuda]
+        same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+        assert all(same) if bad else not all(same)
+    assert optimizer.skipped_steps == 3
 
 
 def test_bf16_products_follow_fp32():

@@ -59,7 +59,11 @@ def final_loss(digits, network, optimizer, **options) -> float:
 
 
 DIAGONAL = {
-    "RFRMSprop": (rootfree.RFRMSprop, {"max_update": None, "nesterov": False}, (0.03, 0.1, 0.3, 1.0)),
+    "RFRMSprop": (
+        rootfree.RFRMSprop,
+        {"max_update": None, "nesterov": False},
+        (0.03, 0.1, 0.3, 1.0),
+    ),
     "RFAdagrad": (rootfree.RFAdagrad, {"momentum": 0.9}, (0.1, 0.3, 1.0, 3.0)),
 }
 

@@ -45,7 +45,7 @@ def _mend_tail(file: Any) -> int:
     tail = file.read().rpartition(b"\n")[2]
     try:
         json.loads(tail)
-    except ValueError:
+    except (ValueError, RecursionError):
         end -= len(tail)
         file.truncate(end)
     else:

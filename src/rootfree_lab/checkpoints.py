@@ -19,14 +19,11 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be read or belongs to another run."""
 
 
-class OtherRunError(CheckpointError):
-    """A checkpoint of another run, under the same name."""
-
-
 def file_name(config: Config) -> str:
-    """What a person calls the run, as the name of a file: nothing in it leads to another folder."""
-    name = re.sub(r"[^\w.-]+", "_", config.label).strip("._") or "run"
-    return f"{name}-seed{config.train.seed}"
+    """The name of a run's files: what a person calls it, and its identity, which is its own."""
+    # Nothing in it leads to another folder, and file systems end names at 255 bytes.
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", config.label).strip("._")[:80] or "run"
+    return f"{name}-seed{config.train.seed}-{config.identity()}"
 
 
 def checkpoint_path(out: Path, config: Config) -> Path:
@@ -76,21 +73,11 @@ def load(path: Path, config: Config) -> dict[str, Any]:
         raise CheckpointError(f"{str(path)!r} is not a checkpoint of this version of the lab")
     if content["identity"] != config.identity():
         differ = ", ".join(differences(content["config"], config.as_table()))
-        raise OtherRunError(
+        raise CheckpointError(
             f"the checkpoint {str(path)!r} is of another config (it differs in {differ}): "
             "remove it, or choose another folder with --out"
         )
     return content
-
-
-def refuse_other(path: Path, config: Config) -> None:
-    """Raise if the checkpoint is another run's: this run would overwrite and remove it."""
-    try:
-        load(path, config)
-    except OtherRunError:
-        raise
-    except CheckpointError:  # damaged: nobody can go on from it
-        pass
 
 
 def remove(path: Path) -> None:

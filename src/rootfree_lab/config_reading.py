@@ -26,6 +26,9 @@ Table = dict[str, Any]
 _BARE_WORD = re.compile(r"(?:[A-Za-z_]|~|\.{0,2}/)[^\"'\[\]{}=,#]*\Z")
 
 
+_MOST_PARTS = 1000
+
+
 class ConfigError(ValueError):
     """A setting that is missing, misspelt or of the wrong kind."""
 
@@ -33,7 +36,13 @@ class ConfigError(ValueError):
 def read_toml(path: Path) -> Table:
     """The tables of a file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        # The parser's time grows with the square of the parts of a key.
+        if any(line.partition("=")[0].count(".") > _MOST_PARTS for line in text.splitlines()):
+            raise ConfigError(f"{path}: a key has more than {_MOST_PARTS:,} parts")
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: its values are nested too deeply") from error
     except FileNotFoundError as error:
         raise ConfigError(f"there is no config file {str(path)!r}") from error
     except (IsADirectoryError, UnicodeDecodeError) as error:
@@ -122,6 +131,8 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         if _BARE_WORD.match(value):
             return key, value
         raise ConfigError(f"--set {key}: {value!r} is not a TOML value") from error
+    except RecursionError as error:
+        raise ConfigError(f"--set {key}: its value is nested too deeply") from error
 
 
 def assign(table: Table, path: list[str], value: Any, name: str) -> None:

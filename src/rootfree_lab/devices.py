@@ -15,6 +15,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"train.device must be auto, cpu or cuda, got {name!r}") from error
+    if device.type == "meta":
+        raise ConfigError("train.device must be auto, cpu or cuda, got 'meta': it has no numbers")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"train.device is {name!r}, but there is no CUDA device here")
     return device

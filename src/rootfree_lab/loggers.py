@@ -34,7 +34,7 @@ class TensorBoard(Watcher):
 
     def begin(self, session: Session) -> None:
         config = session.config
-        name = f"{file_name(config)}-{config.identity()}"
+        name = file_name(config)
         # What an interrupted run logged after its checkpoint is dropped.
         self._writer = self._make(str(self._folder / name), purge_step=session.done)
 

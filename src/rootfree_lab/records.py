@@ -50,7 +50,7 @@ def read_records(path: Path) -> list[Record]:
             record = json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError("not a table")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter: nested too deeply
             if number == len(lines):  # being written, or cut off by a kill
                 continue
             raise ValueError(f"{path}, line {number}: not a JSON record: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rootfree_lab.measures import PARTS, reset_peak
 from rootfree_lab.progress import Watcher
 from rootfree_lab.records import Record, append_record, read_records, versions
 from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
+from rootfree_lab.run_lock import alone
 from rootfree_lab.session import Diverged, Session, describe
 from rootfree_lab.stopping import Interrupted, StopSignals
 
@@ -66,13 +68,34 @@ def train(
 
     `keep` puts the record elsewhere instead; the checkpoint goes when it returns.
 
-    A diverged run is recorded too, as not completed. Where `stop` has received a signal the run
-    leaves a checkpoint and raises `Interrupted`.
+    One process at a time trains a run: others wait, and return its record. With `resume`, a run
+    that has a record is not trained again. A diverged run is recorded too, as not completed. Where
+    `stop` has received a signal the run leaves a checkpoint and raises `Interrupted`.
     """
     make_output_folder(out)
     device = choose_device(config.train.device)
     mode, batch_size = config.train.parallel, config.train.batch_size
     ranks, device = parallel.start(mode, device, batch_size=batch_size)
+    # Of several ranks the first one looks, and the others do what it does.
+    with alone(out, config, stop) if ranks.first else nullcontext(False) as waited:
+        looks = ranks.first and (resume or waited)
+        done = ranks.gathered(finished_record(out, config) if looks else None)[0]
+        if done is not None:  # by another process
+            found: Record = done
+            return found
+        return _train(config, out, resume, stop, watchers, keep, ranks, device)
+
+
+def _train(
+    config: Config,
+    out: Path,
+    resume: bool,
+    stop: StopSignals | None,
+    watchers: Sequence[Watcher],
+    keep: Callable[[Record], None] | None,
+    ranks: parallel.Ranks,
+    device: torch.device,
+) -> Record:
     path = checkpoints.checkpoint_path(out, config)
     all_watchers = [*watchers, *loggers(config.output, out)] if ranks.first else []
     with deterministic_algorithms(config.train.deterministic, device):

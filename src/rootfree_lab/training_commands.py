@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from rootfree_lab.checkpoints import checkpoint_path, refuse_other
+from rootfree_lab.checkpoints import checkpoint_path
 from rootfree_lab.compare import compare, table
 from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.config_reading import unknown_name
@@ -40,7 +40,6 @@ def train_command(
             return 0
         checkpoint = checkpoint_path(out, config)
         if checkpoint.exists() and not resume:
-            refuse_other(checkpoint, config)
             say(f"starts anew; --resume would go on from {checkpoint}", err=True)
         elif resume and not checkpoint.exists():
             say(f"there is no {checkpoint}: starts from the beginning", err=True)

@@ -123,7 +123,7 @@ def test_a_curvature_that_refuses_leaves_everything_as_it_was(method, where):
 def test_a_refused_step_leaves_the_counted_batch_alone():
     model, given = nn.Linear(3, 2), Refusing("check")
     optimizer = rootfree.IFShampoo(model.parameters(), curvature=given)
-    with rootfree.track_batch_size(model, optimizer):
+    with rootfree.track_batch_size(model, optimizer, "examples"):
         model(torch.randn(8, 3)).mean().backward()
         with pytest.raises(RuntimeError, match="no backward"):
             optimizer.step()

@@ -74,6 +74,7 @@ def run() -> dict[str, Any]:
         found["boxes"] = boxes()
         found["kernels"] = kernels("sharded")
         found["copy"] = copied()
+        found["not finite"] = not_finite()
         found["KFAC"] = kfac("ddp sharded")
     return found
 
@@ -235,6 +236,29 @@ def kfac(mode: str) -> dict[str, torch.Tensor]:
             nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
         optimizer.step()
     return weights(inner)
+
+
+def not_finite() -> dict[str, tuple[bool, int]]:
+    """One number of one rank's shard is not finite: whether anything changed, steps left out."""
+    found = {}
+    for name, make in (("IFShampoo", methods.if_shampoo), ("RFRMSprop", methods.rms_prop)):
+        params = by_hand("sharded")
+        optimizer = make(params)
+        set_gradients(params, 0)
+        optimizer.step()
+        before = [full(p) for p in params], rootfree.full_state_dict(optimizer)["state"]
+        set_gradients(params, 1)
+        if dist.get_rank() == 1:
+            params[1].grad.to_local()[0, 0] = torch.nan
+        optimizer.step()
+        after = [full(p) for p in params], rootfree.full_state_dict(optimizer)["state"]
+        same = all(map(torch.equal, before[0], after[0])) and all(
+            torch.equal(tensor, after[1][n][key])
+            for n, row in before[1].items()
+            for key, tensor in row.items()
+        )
+        found[name] = same, optimizer.skipped_steps
+    return found
 
 
 def copied() -> bool:

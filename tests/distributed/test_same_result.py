@@ -133,6 +133,11 @@ def test_a_given_curvature(found):
         assert difference(rank["KFAC"], expected) < 1e-10
 
 
+def test_what_is_not_finite_on_one_rank_is_left_out_on_all(found):
+    for rank in found[4]:
+        assert rank["not finite"] == {"IFShampoo": (True, 1), "RFRMSprop": (True, 1)}
+
+
 def test_a_copy_goes_on_like_the_original(found):
     assert all(rank["copy"] for rank in found[4])
 

@@ -15,7 +15,7 @@ from rootfree.kernels.rounding import widened
 from rootfree.rules.diagonal import (
     accumulate_squares_,
     average_,
-    limited,
+    limited_for_average,
     preconditioned_descent_,
     preconditioned_heavy_ball_,
 )
@@ -96,7 +96,7 @@ def by_rule(update: str, x: Lists) -> None:
         with widened(x.ss, FP32, x.counters) as ss:
             accumulate_squares_(ss, gs, **squares)
         with widened(x.ms, FP32, x.counters) as ms:
-            within = gs if tail.clip is None else limited(gs, ss, lam=LAM, c=tail.clip)
+            within = gs if tail.clip is None else limited_for_average(gs, ss, lam=LAM, c=tail.clip)
             average_(ms, within, alpha=tail.alpha1)
         decay_(x.ps, lr=tail.lr, kappa=tail.kappa)
         preconditioned_descent_(x.ps, ms, ss, lam=LAM, lr=tail.lr)

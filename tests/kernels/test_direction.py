@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -54,7 +56,7 @@ def by_kernels(group, state, G, squares=None, *, refresh=True) -> None:
     """G <- U.  Changes state."""
     rates = (group[name] for name in ("batch_size", "precond_lr", "damping", "gamma"))
     B, beta2, lam, gamma = rates
-    table = [float("nan")] * 5 + [B, beta2, max(lam, LEAST_DAMPING), gamma]
+    table = [float("nan")] * 5 + [B, beta2, max(lam, LEAST_DAMPING), gamma, math.nan, math.nan, 0.0]
     numbers = torch.tensor(table, dtype=FP32, device=DEVICE)
     if squares is None:
         squares = G.double().flatten(1).square()

@@ -28,7 +28,7 @@ B = 2  # blocks
 
 def numbers(*, rate: float = 8.0, beta2: float = 0.3, lam: float = 0.1, gamma: float = 0.7):
     """The table of hyper-parameters: B, β₂, λ and γ after five of the tail."""
-    values = [math.nan] * 5 + [rate, beta2, lam, gamma]
+    values = [math.nan] * 5 + [rate, beta2, lam, gamma, math.nan, math.nan, 0.0]
     return torch.tensor(values, dtype=FP32, device=DEVICE)
 
 

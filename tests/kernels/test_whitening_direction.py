@@ -32,7 +32,7 @@ def steps_of(shape, count=3, *, norm="spectral", dtype=FP32, twisted=False, beta
     """Per step: state and direction by kernels and by the rule, from the same state."""
     structures, state = state_of(shape, dtype=dtype)
     group = {"precond_lr": beta2, "damping": 0.01, "factor_norm": norm}
-    numbers = torch.tensor([float("nan")] * 5 + [1.0, beta2, 0.01, 1.0], device=DEVICE)
+    numbers = torch.tensor([0.0] * 5 + [1.0, beta2, 0.01, 1.0, *[0.0] * 3], device=DEVICE)
     if twisted:  # factors without symmetry
         state["started"].fill_(True)
         state["mean_square"].fill_(2.0)
@@ -95,7 +95,7 @@ def test_a_block_without_gradient_waits():
 def test_gradients_that_jump(scale):
     """λ follows at once, P does not: the damping is limited before it leaves the range."""
     _, state = state_of((6, 8))
-    numbers = torch.tensor([float("nan")] * 5 + [1.0, 0.5, 0.01, 1.0], device=DEVICE)
+    numbers = torch.tensor([0.0] * 5 + [1.0, 0.5, 0.01, 1.0, *[0.0] * 3], device=DEVICE)
     mine = for_kernels(state, (6, 8))
     for i, size in enumerate((1.0, scale, scale, 1.0)):
         G = gradients((6, 8), i, scale=size)

@@ -30,9 +30,10 @@ class IFWhiteningOracle:
         momentum: float = 0.9,
         nesterov: bool = True,
         weight_decay: float = 0.0,
-        damping: float = 1e-4,
+        damping: float = 1e-6,
         update_every: int = 1,
         update_rms: float | None = 0.2,
+        max_update_rms: float | None = 1.0,
         factor_norm: FactorNorm = "spectral",
         masks: Sequence[Array] | None = None,
     ) -> None:
@@ -40,6 +41,11 @@ class IFWhiteningOracle:
         self.dims = squeeze(self.param).shape
         self.lr, self.beta2, self.alpha1, self.nesterov = lr, precond_lr, momentum, nesterov
         self.kappa, self.rho, self.every, self.rms = weight_decay, damping, update_every, update_rms
+        self.cap = max_update_rms
+        # What is left of one direction in the steps to come; the squares of many add up.
+        left = [momentum ** (k + int(nesterov)) for k in range(1000)]
+        left[0] += float(nesterov)
+        self.least = float(np.linalg.norm(left))
         self.factor_norm: FactorNorm = factor_norm
         self.masks = masks or [np.ones((d, d)) for d in self.dims]
         self.factors = [np.eye(d) for d in self.dims]  # P_n
@@ -52,10 +58,12 @@ class IFWhiteningOracle:
         if self.count % self.every == 0 and grad.any():
             self.refresh(grad)
         u = apply(kron_all(self.factors), grad)
+        if self.cap is not None:
+            u = u / max(1.0, float(np.sqrt(np.mean(u**2))) / self.cap)
         self.m = self.alpha1 * self.m + u
         step = u + self.alpha1 * self.m if self.nesterov else self.m
         if self.rms is not None:
-            step = step * (self.rms / max(np.sqrt(np.mean(step**2)), 0.1))
+            step = step * (self.rms / max(np.sqrt(np.mean(step**2)), self.least))
         self.param = (1 - self.lr * self.kappa) * self.param - self.lr * step
         self.count += 1
         return self.param

@@ -115,7 +115,9 @@ def test_every_option_of_the_inverse_free_methods(method, changes):
     assert difference(method, options, shape=(3, 4), scale=scale) < AGREES
 
 
-@pytest.mark.parametrize("changes", [{"factor_norm": "frobenius"}, {"factor_norm": "spectral"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"factor_norm": "frobenius"}, {"factor_norm": "spectral"}], ids=str
+)
 @pytest.mark.parametrize("start", [0.8, "gradient"])
 def test_what_rf_shampoo_shares_with_the_inverse_free_one(changes, start):
     """The start and the norm of the change; the spikes among the gradients are beyond the norm."""

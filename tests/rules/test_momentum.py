@@ -76,6 +76,7 @@ def test_the_cap_is_on_the_direction_before_momentum_and_decay():
 
 # The preconditioner stands still at one: the direction is the gradient.
 STILL: dict[str, Any] = {
+    "nonfinite": "propagate",
     "lr": 1.0,
     "batch_size": 1,
     "precond_lr": 0.0,

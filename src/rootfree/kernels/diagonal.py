@@ -30,7 +30,7 @@ class FusedDiagonal:
         #: parameters, preconditioners, momenta, counters
         self._state = AddressTable(4 * len(ps), device, beside=tables)
         self._gradients = AddressTable(len(ps), device, beside=tables)
-        self._numbers = NumberTable(7, device)
+        self._numbers = NumberTable(8, device)
         self._strides: list[tuple[int, ...]] | None = None  # None: the kernel cannot take them
         self.fits = False  # whether the last update was done
 
@@ -39,7 +39,7 @@ class FusedDiagonal:
         self._gradients.stock_up()
         self._state.stock_up()
         others = (tail.alpha1, max(lam, TINY), tail.kappa, tail.clip or 1.0)
-        self._numbers.send(tail.lr, keep, gain, *others)
+        self._numbers.send(tail.lr, keep, gain, *others, 0.0)
 
     def update_(
         self,
@@ -49,8 +49,11 @@ class FusedDiagonal:
         ms: list[Tensor],
         counters: list[Tensor],
         tail: Tail,
+        skip: Tensor | None = None,
     ) -> bool:
         """Update parameters, ss, ms, counters in place; False, with nothing done: they do not fit.
+
+        `skip`, on the device: nothing changes if it is not 0.
 
         What fits: plain tensors, not fp64, gradients and state laid out like their parameters.
         """
@@ -62,6 +65,8 @@ class FusedDiagonal:
             return False
         kernels, averaged = triton_kernels(), update == "averaged"
         with torch.cuda.device_of(ps[0]):
+            if skip is not None:
+                self._numbers.tensor[-1].copy_(skip)
             launch(
                 kernels.diagonal.diagonal_kernel, len(self._items),
                 self._items, self._sizes, self._state.tensor, self._gradients.tensor,
@@ -74,7 +79,8 @@ class FusedDiagonal:
                 CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
             )  # fmt: skip
         if counters:
-            torch._foreach_add_(counters, 2 if ms else 1)
+            steps = 2 if ms else 1
+            torch._foreach_add_(counters, steps if skip is None else (skip == 0).int() * steps)
         for kind in (ps, ss, ms):  # autograd must know that they changed
             torch.autograd.graph.increment_version(kind)
         return True

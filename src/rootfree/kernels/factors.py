@@ -22,6 +22,7 @@ from rootfree.kernels.axis_products import (
     tiling,
 )
 from rootfree.kernels.launch import launch, triton_kernels
+from rootfree.kernels.tables import SKIP
 from rootfree.structures.base import SLACK
 
 # Blocks are worked on in portions of at most this many elements (or one block): temporaries do not
@@ -60,7 +61,7 @@ def direction_(
                 _refresh_(site, Ks, rows, G[part], sums, numbers, norm, by_rank)
             _precondition_(site, G[part], Ks)
     if refresh and "rounding" in state:
-        state["rounding"] += axes
+        state["rounding"] += axes * (numbers[SKIP] == 0).int()
 
 
 def portions(G: Tensor, state: dict[str, Tensor]) -> Iterator[tuple[slice, dict[str, Tensor]]]:

@@ -27,7 +27,7 @@ from rootfree.kernels.block_table import (
 from rootfree.kernels.graphs import Recordings
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.stack import Part, shares_of
-from rootfree.kernels.tables import NUMBERS, AddressTable, NumberTable, send_numbers
+from rootfree.kernels.tables import NUMBERS, SKIP, AddressTable, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.rules.momentum import Tail
 
@@ -113,12 +113,19 @@ class FusedStack:
         self._gradients = AddressTable(len(self.ps), device, beside=tables)
         self._state = AddressTable(3 * len(self.ps), device, beside=tables)
         self.numbers = NumberTable(NUMBERS, device)
+        self.skip: Tensor | None = None  # on the device: not 0 where nothing may change
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
         self._gradients.stock_up()
         self._state.stock_up()
         send_numbers(self.numbers, tail, rates)
+
+    def tell(self, skip: Tensor | None) -> None:
+        """Whether this step may change anything; None: it may.  Call after `send`."""
+        self.skip = None
+        if skip is not None:  # to where kernels, recorded ones too, read it
+            self.skip = self.numbers.tensor[SKIP].copy_(skip)
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Fill the stack with gradients (and their sums of squares)."""
@@ -233,7 +240,7 @@ class FusedStack:
                     t.copy_(copy)
             torch.autograd.graph.increment_version(kind)  # autograd must know that they changed
         if counters and ms:
-            torch._foreach_add_(counters, 1)
+            torch._foreach_add_(counters, 1 if self.skip is None else (self.skip == 0).int())
         del self._values, self._squares
 
     def _measure(

@@ -82,6 +82,11 @@ class Stack:
             self._holes.append(elements < start)
         self._gs: list[Tensor] = []
         self._us: list[Tensor] = []
+        self.skip: Tensor | None = None  # on the device: not 0 where nothing may change
+
+    def tell(self, skip: Tensor | None) -> None:
+        """Where this step finds whether it may change anything; None: it may."""
+        self.skip = skip
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Take gradients in the order of the parameters."""

@@ -16,6 +16,8 @@ from torch import Tensor
 from rootfree.rules.momentum import Tail
 
 _SPARES = 4
+# The place in a stack's numbers that says, if it is not 0, that nothing may change.
+SKIP = 11
 
 # What captured graphs read at every replay. They do not say when they are gone, and may outlive
 # the optimizer: a few kilobytes a capture stay.
@@ -108,11 +110,11 @@ class NumberTable:
 
 
 # How many hyper-parameters a step on blocks has.
-NUMBERS = 11
+NUMBERS = 12
 
 
 def send_numbers(table: NumberTable, tail: Tail, rates: tuple[float, ...]) -> None:
     """Put the hyper-parameters of the tail, then of the factors, where kernels expect them."""
     cap, rms, clip = tail.cap or 1.0, tail.rms or 1.0, tail.clip or 1.0
     first = (tail.lr, tail.alpha1, tail.kappa, cap, rms)
-    table.send(*first, *rates, tail.least, clip)
+    table.send(*first, *rates, tail.least, clip, 0.0)  # the last: whether to skip

@@ -6,7 +6,8 @@ stack, distance of rows there. `items` (four int32 each) are the programs: recta
 first column, and the place of its partial sum of squared gradients.
 
 `numbers` (fp32): β₁, α₁, κ, the cap, r; in places 9 and 10 the least RMS that is scaled to r, and
-c. `scales`: one number a parameter for the direction, then one for the step.
+c; in place 11, if not 0, that nothing may change. `scales`: one number a parameter for the
+direction, then one for the step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rootfree.kernels.triton_shared import clipped, load_pointer, store_state
+from rootfree.kernels.triton_shared import SKIP, clipped, load_pointer, store_state
 
 _MANY = tl.constexpr(2**30)
 _LARGEST = tl.constexpr(3.4028234e38)
@@ -158,6 +159,8 @@ def tail_kernel(
     ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """m <- α₁ m + u (+ κ p);  p <- (1 - β₁κ) p - β₁·step (see rules/momentum.py)."""
+    if tl.load(numbers + SKIP) != 0:
+        return
     which, base, at, first, inside, mask, _ = _place(
         items, tl.program_id(0), rectangles, ALIGNED, ROWS, COLS
     )

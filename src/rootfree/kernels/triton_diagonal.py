@@ -3,7 +3,7 @@
 A program updates one chunk of one parameter. `items` (two int32 each) says which parameter and
 which chunk; `state` holds the addresses of all parameters, then of all preconditioners, all momenta
 and, for bf16 state, all rounding counters; `gradients` those of the gradients. `numbers` (fp32):
-β₁, keep, gain, α₁, λ, κ, c.
+β₁, keep, gain, α₁, λ, κ, c, and last, if not 0, that nothing may change.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import triton
 import triton.language as tl
 
 from rootfree.kernels.triton_shared import clipped, load_pointer, store_state
+from rootfree.rules import diagonal
+
+ROOT_OF_GROWTH = tl.constexpr(diagonal.GROWTH**0.5)
+LARGEST = tl.constexpr(diagonal.LARGEST)
 
 
 @triton.jit
@@ -25,11 +29,15 @@ def _update(
     heavy ball:  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
     AVERAGED:    m <- α₁ m + (1-α₁) g;       p <- (1 - β₁κ) p - β₁ m/(s+λ)
 
-    CLIP: the elements of g/(s+λ) are at most c.
+    CLIP: elements of g/(s+λ) are at most c, and g is limited before (rules/diagonal.py).
     """
     p = tl.load(p_at + at, mask).to(tl.float32)
     g = tl.load(g_at + at, mask).to(tl.float32)
-    s = keep * tl.load(s_at + at, mask).to(tl.float32) + gain * (g * g)
+    s = tl.load(s_at + at, mask).to(tl.float32)
+    if CLIP:
+        g = clipped(g, tl.sqrt(s + 1) * tl.sqrt(1 / gain) * ROOT_OF_GROWTH)
+    s = keep * s + gain * (g * g)
+    s = tl.where(s > LARGEST, LARGEST, s)
     if MOMENTUM:
         m = tl.load(m_at + at, mask).to(tl.float32)
     # Preconditioner and momentum are rounded in the order of the rule.
@@ -63,6 +71,8 @@ def diagonal_kernel(
     ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one parameter."""
+    if tl.load(numbers + 7) != 0:
+        return
     which = tl.load(items + 2 * tl.program_id(0))
     start = tl.load(items + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
     size = tl.load(sizes + which)

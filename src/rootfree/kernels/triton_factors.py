@@ -1,7 +1,7 @@
 """Inverse-free factors: the kernels that go over their elements (rules/if_shampoo.py,
 rules/if_whitening.py).
 
-`numbers` (fp32): B, β₂, λ and γ in places 5 to 8.
+`numbers` (fp32): B, β₂, λ and γ in places 5 to 8; in place 11, if not 0, that nothing may change.
 
 Layout: b blocks of d×d matrices. K: the factor in bf16, and either its `lower` half, which makes it
 fp32 (see halves.py), or stochastic rounding. Those that multiply matrices are in
@@ -17,6 +17,7 @@ from rootfree.kernels.triton_shared import (
     LARGEST,
     LARGEST_DAMPING,
     LEAST,
+    SKIP,
     SLOWLY,
     add_up,
     join,
@@ -41,6 +42,7 @@ def start_kernel(squares, started, scales, numbers, count, elements, AXES: tl.co
     b = tl.program_id(0)
     rms = root_of(add_up(squares, b, count) / elements)
     fresh = (tl.load(started + b) == 0) & (rms > 0) & (rms < float("inf"))
+    fresh = fresh & (tl.load(numbers + SKIP) == 0)
     B = tl.load(numbers + 5)
     # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
     scale = tl.exp2(-1.0 / AXES * tl.log2(tl.maximum(tl.sqrt(B) * rms, 1e-15)))
@@ -56,7 +58,7 @@ def follow_kernel(
     """Whitening: v <- v + β₂/100(mean(G²) - v), λ = ρv, and the scale of a block that starts."""
     b = tl.program_id(0)
     rms = root_of(add_up(squares, b, count) / elements)
-    has_gradient = (rms > 0) & (rms < float("inf"))
+    has_gradient = (rms > 0) & (rms < float("inf")) & (tl.load(numbers + SKIP) == 0)
     fresh = (tl.load(started + b) == 0) & has_gradient
     scale = tl.exp2(-0.5 / AXES * tl.log2(tl.maximum(rms, 1e-15)))
     v = followed(tl.load(means + b), rms, tl.load(numbers + 6), has_gradient, fresh)
@@ -181,6 +183,8 @@ def move_kernel(
 
     WHITEN: K <- 2^e·(K - β₂/max(1, ‖2h‖)·h K), and the product is h K.
     """
+    if tl.load(numbers + SKIP) != 0:
+        return
     b, at, mask, base = _chunk(size, chunks, BLOCK)
     k = tl.load(K + base + at, mask, 0.0)
     moved = tl.load(product + base + at, mask, 0.0).to(tl.float32)
@@ -211,6 +215,8 @@ def vector_kernel(
     REFRESH: tl.constexpr, START: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One axis with a diagonal factor k: h = ½(B(kg)² + λk² - γ), k <- k(1 - β₂h/‖h‖), g <- k²g."""
+    if tl.load(numbers + SKIP) != 0:
+        return
     B = tl.load(numbers + 5)
     beta2 = tl.load(numbers + 6)
     lam = tl.load(numbers + 7)
@@ -275,6 +281,8 @@ def whiten_vector_kernel(
     REFRESH: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One axis with a diagonal P = C²: e = (pg)² + λp² - 1, c <- c(1 - β₂/2·e/‖e‖), g <- c²g."""
+    if tl.load(numbers + SKIP) != 0:
+        return
     beta2 = tl.load(numbers + 6)
     b = tl.program_id(0)
     g_at = G + b.to(tl.int64) * size

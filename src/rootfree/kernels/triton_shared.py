@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from rootfree.curvature import outer_products
+from rootfree.kernels import tables
 from rootfree.rules import LEAST_DAMPING, if_whitening
 
 _GOLDEN = tl.constexpr(0x9E3779B1)
@@ -21,6 +22,7 @@ LARGEST = tl.constexpr(outer_products.LARGEST)
 LEAST = tl.constexpr(LEAST_DAMPING)
 LARGEST_DAMPING = tl.constexpr(if_whitening.LARGEST_DAMPING)
 SLOWLY = tl.constexpr(if_whitening.SLOWLY)
+SKIP = tl.constexpr(tables.SKIP)
 
 
 @triton.jit

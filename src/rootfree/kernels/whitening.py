@@ -21,6 +21,7 @@ from rootfree.kernels.factors import (
     trace,
 )
 from rootfree.kernels.launch import launch, triton_kernels
+from rootfree.kernels.tables import SKIP
 
 
 def direction_(
@@ -52,7 +53,7 @@ def direction_(
                 P = symmetric_product((*site, n), C)
                 U = multiply((*site, n), U, n, P, G[part] if n == axes - 1 else None)
     if refresh and "rounding" in state:
-        state["rounding"] += axes
+        state["rounding"] += axes * (numbers[SKIP] == 0).int()
 
 
 def _vectors_(

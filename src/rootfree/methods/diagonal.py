@@ -8,10 +8,25 @@ from torch import Tensor, nn
 
 from rootfree.kernels.diagonal import FusedDiagonal
 from rootfree.kernels.rounding import widened
-from rootfree.rules.diagonal import accumulate_, accumulate_squares_, preconditioned_heavy_ball_
+from rootfree.rules.diagonal import (
+    accumulate_,
+    accumulate_squares_,
+    limited,
+    preconditioned_heavy_ball_,
+)
+from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
-from rootfree.shell.work import Work
+from rootfree.shell.work import Work, portions_of
+
+# Elements that are updated together where a copy of them is taken first.
+AT_ONCE = 2**26
+
+
+def _changed(work: Work) -> list[Tensor]:
+    """State that a step changes."""
+    keys = ("preconditioner", "momentum", "rounding")
+    return [tensor for key in keys for tensor in states(work, key)]
 
 
 class DiagonalOptimizer(RootFreeOptimizer):
@@ -29,12 +44,16 @@ class DiagonalOptimizer(RootFreeOptimizer):
         return "diagonal"
 
     def _update(self, work: Work) -> None:
-        if not self._update_fused(work):
-            self._update_by_rule(work)
+        if self._update_fused(work):
+            return
+        for part in [work] if work.skip is None else portions_of(work, AT_ONCE):
+            with unchanged_if(part.skip, [*part.ps, *_changed(part)]):
+                self._update_by_rule(part)
 
     def _update_by_rule(self, work: Work) -> None:
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
-        gs, group = in_working_dtype(ps, work.gs), work.group
+        group = work.group
+        gs = self._limited(work, in_working_dtype(ps, work.gs), beta2=group["precond_lr"])
         with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- (1 - β₂γ) s + β₂ B g²
             self._accumulate_(work, ss, gs, beta2=group["precond_lr"], gamma=self._gamma)
@@ -42,6 +61,15 @@ class DiagonalOptimizer(RootFreeOptimizer):
             # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
             tail = self._tail(group)
             preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
+
+    def _limited(self, work: Work, gs: list[Tensor], *, beta2: float) -> list[Tensor]:
+        """The gradients without outliers, where steps are limited too: else it is the paper's rule.
+
+        A given curvature is not theirs, so they stay.
+        """
+        if self._curvature is not None or work.group["max_update"] is None:
+            return gs
+        return limited(gs, states(work, "preconditioner"), gain=beta2 * work.group["batch_size"])
 
     def _accumulate_(
         self, work: Work, ss: list[Tensor], gs: list[Tensor], *, beta2: float, gamma: float
@@ -78,6 +106,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
             states(work, "momentum"),
             states(work, "rounding"),
             self._tail(work.group),
+            work.skip,
         )
 
     def _reads_numbers(self, work: Work) -> bool:

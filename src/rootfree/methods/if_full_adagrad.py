@@ -170,6 +170,7 @@ class IFFullAdagrad(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        nonfinite: str = "skip",
         placement: Sharded | None = None,
     ) -> None:
         super().__init__(params, locals())

@@ -135,6 +135,7 @@ class IFWhitening(BlockOptimizer):
             follows H^{-½}.
         fused: as in :class:`rootfree.IFShampoo`.
         capturable: as in :class:`rootfree.RFRMSprop`.
+        nonfinite: as in :class:`rootfree.RFRMSprop`.
         placement: as in :class:`rootfree.IFShampoo`.
 
     Example:
@@ -175,6 +176,7 @@ class IFWhitening(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        nonfinite: str = "skip",
         placement: Sharded | None = None,
     ) -> None:
         super().__init__(params, locals())

@@ -54,5 +54,6 @@ class RFAdagrad(DiagonalOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())

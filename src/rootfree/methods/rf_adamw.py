@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import Curvature
 from rootfree.kernels.rounding import widened
 from rootfree.methods.diagonal import DiagonalOptimizer
-from rootfree.rules.diagonal import average_, limited, preconditioned_descent_
+from rootfree.rules.diagonal import average_, limited_for_average, preconditioned_descent_
 from rootfree.rules.momentum import Tail, decay_
 from rootfree.shell.checks import Optional, averaging_pair, positive
 from rootfree.shell.optimizer import Group, states
@@ -43,6 +43,7 @@ class RFAdamW(DiagonalOptimizer):
         curvature: where H comes from, as in :class:`rootfree.RFRMSprop`.
         fused: as in :class:`rootfree.RFRMSprop`.
         capturable: as in :class:`rootfree.RFRMSprop`.
+        nonfinite: as in :class:`rootfree.RFRMSprop`.
 
     The defaults were chosen like those of :class:`rootfree.RFRMSprop`.
 
@@ -72,6 +73,7 @@ class RFAdamW(DiagonalOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())
 
@@ -82,14 +84,15 @@ class RFAdamW(DiagonalOptimizer):
     def _update_by_rule(self, work: Work) -> None:
         group, (b1, b2) = work.group, work.group["betas"]
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
-        gs = in_working_dtype(ps, work.gs)
+        gs = self._limited(work, in_working_dtype(ps, work.gs), beta2=1 - b2)
         lr, lam, c = group["lr"], group["damping"], group["max_update"]
         with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- b₂ s + (1 - b₂) B g²   (s = B v)
             self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=1.0)
         with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ)
-            average_(ms, gs if c is None else limited(gs, ss, lam=lam, c=c), alpha=b1)
+            within = gs if c is None else limited_for_average(gs, ss, lam=lam, c=c)
+            average_(ms, within, alpha=b1)
         # p <- (1 - β₁κ) p - β₁ m/(s + λ)
         decay_(ps, lr=lr, kappa=group["weight_decay"])
         preconditioned_descent_(ps, ms, ss, lam=lam, lr=lr)

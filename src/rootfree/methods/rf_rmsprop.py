@@ -38,7 +38,9 @@ class RFRMSprop(DiagonalOptimizer):
         nesterov: the step is g/(s + λ) + κp + α₁m in place of m.
         decoupled_weight_decay: False: κp enters the momentum. True: p <- (1 - β₁κ)p.
         max_update: c, a limit on each element of g/(s + λ), before momentum: no element of p moves
-            by more than β₁c/(1 - α₁) in a step. None: no limit, as in the paper.
+            by more than β₁c/(1 - α₁) in a step. With it, g² counts at most as much as makes s
+            1,000(s + 1): an outlier does not stop an element for long. None: no limits, as in the
+            paper.
         state_dtype: dtype of s and m. None: float32, for float64 parameters float64.
             ``torch.bfloat16`` halves the state and rounds it stochastically.
         curvature: where H comes from, a :class:`rootfree.Curvature`; diag(H) takes the place of
@@ -47,6 +49,10 @@ class RFRMSprop(DiagonalOptimizer):
             functions elsewhere. True requires the fused pass, False disables it.
         capturable: keep ``lr`` as a tensor on the parameters' device. Schedulers change it in
             place, and recorded CUDA graphs (:class:`rootfree.GraphedStep`) see the change.
+        nonfinite: what a step does if any gradient has a NaN or an infinite number. "skip": it
+            changes nothing and counts in ``optimizer.skipped_steps``; on a GPU the device decides,
+            and the host does not wait. "raise": it changes nothing and raises FloatingPointError.
+            "propagate": it does not look.
 
     The table *first try* on the page *Choosing an optimizer* shows what the defaults do.
 
@@ -79,5 +85,6 @@ class RFRMSprop(DiagonalOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())

@@ -154,12 +154,14 @@ def mismatches(
     """What of a checkpoint does not fit, in words."""
     for p, row in like.items():
         for entry in entries_of(p, homes[p], row) if p in homes and p in given else ():
-            tensor = given[p].get(entry.key)
-            if tensor is not None and tuple(tensor.shape) != entry.shape:
-                yield (
-                    f"the checkpoint's {entry.key!r} of a parameter of shape {entry.home.shape} "
-                    f"has shape {tuple(tensor.shape)}, but must have {entry.shape}"
-                )
+            tensor = given[p].get(entry.key, entry)
+            what = f"the checkpoint's {entry.key!r} of a parameter of shape {entry.home.shape}"
+            if tensor is entry:
+                continue  # the state lacks it, which is found out elsewhere
+            if not isinstance(tensor, Tensor):
+                yield f"{what} must be a Tensor, got {type(tensor).__name__}"
+            elif tuple(tensor.shape) != entry.shape:
+                yield f"{what} has shape {tuple(tensor.shape)}, but must have {entry.shape}"
 
 
 def _exchange(moves: Sequence[tuple[Entry, Places, Places, Boxes, Boxes]]) -> None:
@@ -211,7 +213,7 @@ def _shard(entry: Entry, given: Any) -> Tensor:
 
 def placed_like(mine: Any, given: Any) -> Any:
     """A tensor of a checkpoint, placed like the one that it is copied into."""
-    if mine.shape != given.shape:
+    if mine.shape != getattr(given, "shape", None):
         return given
     if is_sharded(given):
         if is_sharded(mine) and mine.device_mesh == given.device_mesh:

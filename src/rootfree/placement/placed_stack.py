@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rootfree.kernels.rounding import Within, widened
 from rootfree.kernels.stack import Part, Share
-from rootfree.kernels.tables import NUMBERS, NumberTable, send_numbers
+from rootfree.kernels.tables import NUMBERS, SKIP, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.placement.boxes import Box, part, shape_of, whole
 from rootfree.placement.exchange import Exchange, Shadow, Shadows, piece_of, stand_in
@@ -112,6 +112,7 @@ class PlacedStack:
         self._withins = [within(p) for p in params]
         self._stacks: list[Tensor] = []
         self._refresh = True
+        self.skip: Tensor | None = None  # on the device: not 0 where nothing may change
 
     def _exchanges(
         self, sources: Mapping[int, Places], targets: Mapping[int, Places], have: Shadows,
@@ -130,6 +131,12 @@ class PlacedStack:
         """Bring hyper-parameters to where the kernels of the directions read them."""
         if self.numbers is not None:
             send_numbers(self.numbers, tail, rates)
+
+    def tell(self, skip: Tensor | None) -> None:
+        """Whether this step may change anything; None: it may.  Call after `send`."""
+        self.skip = skip
+        if skip is not None and self.numbers is not None:
+            self.numbers.tensor[SKIP].copy_(skip)
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Take the local parts of gradients in the order of the parameters."""

@@ -39,6 +39,23 @@ def of_layer(layer: Layer, name: str, x: Tensor, grad: Tensor) -> Tensor:
     return torch.cat(pieces).reshape(n, *layer.weight.shape)
 
 
+def total_of_layer(layer: Layer, x: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the weight as far as it comes through one call: the sum of `of_layer`."""
+    wide = wide_dtype(layer.weight.dtype)
+    Y = layer.outputs(grad).to(wide)
+    if isinstance(layer, EmbeddingLayer):
+        counted = layer.counted(x)
+        Y = Y if counted is None else Y * counted[:, :, None, None]
+        total = Y.new_zeros(layer.i, layer.o)
+        return total.index_add_(0, layer.indices(x).flatten(), Y.reshape(-1, layer.o))
+    assert isinstance(layer, MatrixLayer)
+    total, first = Y.new_zeros(layer.groups, layer.o, layer.i), 0
+    for a in layer.inputs(x):
+        total += torch.einsum("ntgo,ntgi->goi", Y[first : first + len(a)], a.to(wide))
+        first += len(a)
+    return total.reshape(layer.weight.shape)
+
+
 def of_batch_norm(module: _BatchNorm, name: str, x: Tensor, grad: Tensor) -> Tensor:
     """V of the scale or the shift; examples share the statistics, which are taken as given."""
     wide = wide_dtype(x.dtype)

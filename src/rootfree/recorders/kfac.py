@@ -12,10 +12,12 @@ from torch._compile import _disable_dynamo
 from torch.autograd.graph import get_gradient_edge
 
 from rootfree.curvature import KroneckerCurvature, ParameterCurvature
+from rootfree.recorders.example_gradients import total_of_layer
 from rootfree.recorders.grams import as_written, row_dtype
 from rootfree.recorders.kfac_factors import Call, LayerSums, Sharing, gradient_sum, input_sums
-from rootfree.recorders.layers import Layer, find_layers
+from rootfree.recorders.layers import ConvLayer, Layer, find_layers
 from rootfree.recorders.recorder import Recorder
+from rootfree.recorders.soundness import NOT_WHOLE, this_backward, which_have_examples_first
 from rootfree.shell.checks import positive_integer
 
 Fisher = Literal["empirical", "type-2", "monte-carlo"]
@@ -70,6 +72,8 @@ class KFACRecorder(Recorder):
 
     _records: dict[int, LayerSums]  # by the identity of the weight
     _calls: list[Call]  # of the forward passes whose loss has not been seen yet
+    _through: dict[int, dict[int, Tensor]]  # by weight and backward pass: what came by its layer
+    _unclear: list[tuple[Layer, Any]]  # calls that may have their examples elsewhere
 
     def __init__(
         self,
@@ -96,6 +100,8 @@ class KFACRecorder(Recorder):
         super().__init__(model, loss=loss, scaler=scaler, seed=seed, process_group=process_group)
         self.samples = positive_integer("samples", samples)
         self._layers = find_layers(model)
+        self._strangers: set[int] = set()  # weights of layers that turned out to be unsuitable
+        self._clear: set[str] = set()  # layers whose examples are known to come first
         self._owners = {id(layer.bias): layer for layer in self._layers.values()} | self._layers
         self.fisher = fisher
         self.sharing = sharing
@@ -104,6 +110,15 @@ class KFACRecorder(Recorder):
         self._hint = "" if fisher == "empirical" else ", with recorder.backward(loss, outputs)"
 
     def _install(self) -> list[Any]:
+        weights = [layer.weight for layer in self._layers.values()]
+        return [
+            self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
+            self.model.register_forward_hook(self._after_model),
+            *self._whole.install(weights, self._scale_of),
+            *self._hooks_of_layers(),
+        ]
+
+    def _hooks_of_layers(self) -> list[Any]:
         return [
             module.register_forward_hook(
                 partial(self._after_forward, layer, self._context), prepend=True, with_kwargs=True
@@ -125,15 +140,67 @@ class KFACRecorder(Recorder):
         dtype = row_dtype(x)  # asked before autocast is off
         with as_written(x.device.type):
             call = Call(layer, input_sums(layer, x.detach(), dtype, self.sharing, self.max_dense))
+        if self._whole.waits_for(layer.weight):
+            output.register_hook(partial(self._on_whole, layer, x.detach(), context))
+        if self.sharing == "reduce":
+            self._look_at_examples(layer, x, output)
         if self.fisher == "empirical":
             output.register_hook(partial(self._on_gradient, call, context))
         else:
             call.edge = get_gradient_edge(output)
             self._calls.append(call)
 
+    def _look_at_examples(self, layer: Layer, x: Tensor, output: Tensor) -> None:
+        """Positions are averaged: they must not be the examples."""
+        shared = output.dim() > 2 and not isinstance(layer, ConvLayer)
+        if not shared or layer.name in self._clear or self._n is None:
+            return
+        if len(x) != self._n:
+            self._refuse(layer, f"its input {tuple(x.shape)} has no first axis of {self._n}")
+        elif output.shape[1] == self._n:
+            self._unclear.append((layer, get_gradient_edge(output)))
+
+    def _refuse(self, layer: Layer, reason: str) -> None:
+        if id(layer.weight) not in self._strangers:
+            self._strangers.add(id(layer.weight))
+            self._warn(layer.weight, reason)
+
+    @_disable_dynamo
+    def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Ask once where layers with two axes as long as the batch have their examples."""
+        unclear, self._unclear = self._unclear, []
+        if unclear:
+            self._passing = True
+            try:
+                found = which_have_examples_first(output, self._n, [edge for _, edge in unclear])
+            finally:
+                self._passing = False
+            for (layer, _), first in zip(unclear, found, strict=True):
+                if first:
+                    self._clear.add(layer.name)
+                else:
+                    self._refuse(layer, "its examples are not on the first axis")
+
+    @_disable_dynamo
+    def _on_whole(self, layer: Layer, x: Tensor, context: object, grad: Tensor) -> None:
+        """Add up the gradient of a weight as far as it comes through its layer."""
+        if self._open and context is self._context and not self._passing:
+            with torch.no_grad(), as_written(grad.device.type):
+                total = total_of_layer(layer, x, grad.detach()) / self._scale_of(grad)
+            through = self._through.setdefault(id(layer.weight), {})
+            number = this_backward()
+            through[number] = through[number] + total if number in through else total
+
+    def _verify(self) -> None:
+        for key, layer in self._layers.items():
+            through = self._through.pop(key, {})
+            found = {number: partial(Tensor.clone, total) for number, total in through.items()}
+            if found and self._whole.contradicts(layer.weight, found):
+                self._refuse(layer, NOT_WHOLE)
+
     @_disable_dynamo
     def _on_gradient(self, call: Call, context: object, grad: Tensor) -> None:
-        if self._open and context is self._context:
+        if self._open and context is self._context and not self._passing:
             self._add(call, grad, factor=self._scale_of(grad))
 
     def _add(self, call: Call, grad: Tensor, *, factor: Tensor | float = 1.0) -> None:
@@ -180,7 +247,7 @@ class KFACRecorder(Recorder):
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
         layer = self._owners.get(id(p))
         sums = self._records.get(id(layer.weight)) if layer is not None else None
-        if layer is None or sums is None:
+        if layer is None or sums is None or id(layer.weight) in self._strangers:
             return None
         self._check_batch_size(batch_size)
         if self.fisher == "empirical":
@@ -200,10 +267,14 @@ class KFACRecorder(Recorder):
     def _drop(self) -> None:
         super()._drop()
         self._calls = []
+        self._through = {}
+        self._unclear = []
 
     def _reduce(self) -> None:
         layers = list(self._layers.values())
         device = next(iter(self._records.values())).G.device
+        strange = self._ranks.any([id(layer.weight) in self._strangers for layer in layers], device)
+        self._strangers |= {id(each.weight) for each, s in zip(layers, strange, strict=True) if s}
         # A rank may not have come by a layer that others have: it takes part with zeros.
         seen = self._ranks.any([id(layer.weight) in self._records for layer in layers], device)
         for layer, anywhere in zip(layers, seen, strict=True):
@@ -218,6 +289,8 @@ class KFACRecorder(Recorder):
         layer = self._owners.get(id(p))
         if layer is None:
             return "gradient outer product (not a layer that KFAC knows)"
+        if id(layer.weight) in self._strangers:
+            return "gradient outer product (recordings would not be right)"
         if p is layer.bias:
             joined = self._joined(layer) and layer.weight.requires_grad
             return "with its weight" if joined else f"KFAC {layer.groups * layer.o}"

@@ -198,7 +198,8 @@ def _kind(module: nn.Module) -> type[Layer] | None:
     if isinstance(module, nn.Linear) and forward is nn.Linear.forward:
         return LinearLayer
     if isinstance(module, nn.Embedding) and forward is nn.Embedding.forward:
-        return EmbeddingLayer
+        # Gradients divided by how often an index occurs are no sum over examples.
+        return None if module.scale_grad_by_freq else EmbeddingLayer
     convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     if isinstance(module, convolutions) and any(forward is c.forward for c in convolutions):
         return ConvLayer

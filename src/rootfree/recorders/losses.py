@@ -13,6 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+# Backward passes for one exact Hessian; beyond, it is refused.
+_MOST_PASSES = 4096
+
 
 class Loss(Protocol):
     """What the recorders ask of a loss."""
@@ -21,7 +24,7 @@ class Loss(Protocol):
         """The numbers of terms that the loss may be said to average."""
 
     def roots(self, z: Tensor) -> Iterator[Tensor]:
-        """Tensors s shaped like z with Σ s sᵀ = ∇²ℓ, for every term at once."""
+        """Tensors s shaped like z with Σ s sᵀ = ∇²ℓ, for every example (row of z) at once."""
 
     def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
         """∇ℓ by z for targets drawn from the model's distribution: its covariance is ∇²ℓ."""
@@ -43,11 +46,11 @@ class CrossEntropy:
             root = p.select(axis, c).sqrt()
             s = -p * root.unsqueeze(axis)  # √p_c (e_c - p)
             s.select(axis, c).add_(root)
-            yield s
+            yield from _each_position(s, axis)
 
     def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
         axis = _class_axis(z)
-        p = z.softmax(axis).movedim(axis, -1)
+        p = z.softmax(axis).movedim(axis, -1).contiguous()
         drawn = torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator)
         g = p.clone()  # p - e_y
         g.view(-1, p.shape[-1]).scatter_add_(1, drawn, -torch.ones_like(drawn, dtype=p.dtype))
@@ -103,6 +106,23 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+def check_exact(loss: str, z: Tensor, *, examples: int | None) -> None:
+    """Refuse outputs whose terms cannot be taken one by one; None: the examples are not known."""
+    if examples is not None and z.dim() > 0 and len(z) != examples:
+        raise ValueError(
+            f"outputs must have one row for each of the {examples} examples, got shape "
+            f"{tuple(z.shape)}: terms of one example would be mixed. Give outputs as the loss "
+            'takes them, (examples, classes, positions), or take fisher="monte-carlo"'
+        )
+    terms = z[0].numel() if z.dim() > 1 and len(z) else z.shape[0] if loss == "cross_entropy" else 1
+    if terms > _MOST_PASSES:
+        raise ValueError(
+            f"outputs of shape {tuple(z.shape)} have {terms} terms an example, and the exact "
+            f"Hessian takes a backward pass for each; at most {_MOST_PASSES} are made. Take "
+            'fisher="monte-carlo"'
+        )
+
+
 def _class_axis(z: Tensor) -> int:
     return 1 if z.dim() > 1 else 0
 
@@ -113,11 +133,28 @@ def _elements_or_rows(z: Tensor) -> tuple[int, ...]:
 
 
 def _one_by_one(root: Tensor) -> Iterator[Tensor]:
-    """The entries of the last axis one at a time: they are independent terms of one example."""
+    """The entries of each example one at a time: they are independent terms."""
     if root.dim() < 2:
         yield root
         return
-    for c in range(root.shape[-1]):
+    for c in range(root[0].numel()):
         s = torch.zeros_like(root)
-        s[..., c] = root[..., c]
+        s.view(len(s), -1)[:, c] = root.reshape(len(root), -1)[:, c]
         yield s
+
+
+def _each_position(s: Tensor, axis: int) -> Iterator[Tensor]:
+    """`s` at one position (all axes but the first and that of the classes) at a time.
+
+    Positions of one example may have passed through the same rows of a layer: together they would
+    add products of different terms.
+    """
+    if s.dim() < 3:
+        yield s
+        return
+    rows = s.movedim(axis, -1).reshape(len(s), -1, s.shape[axis])
+    moved = s.movedim(axis, -1).shape
+    for t in range(rows.shape[1]):
+        alone = torch.zeros_like(rows)
+        alone[:, t] = rows[:, t]
+        yield alone.view(moved).movedim(-1, axis)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
@@ -18,7 +19,7 @@ from rootfree.recorders import example_gradients
 from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.layers import find_layers
 from rootfree.recorders.recorder import Recorder
-from rootfree.shell.batch_size import first_length
+from rootfree.recorders.soundness import NOT_WHOLE, this_backward, which_have_examples_first
 
 
 @dataclass
@@ -89,7 +90,6 @@ class PerExampleFisherRecorder(Recorder):
 
     _records: dict[nn.Module, list[_Call]]
     _seen: set[nn.Module] | None  # on any rank; None: this process alone
-    _n: int | None  # examples in the model's input
 
     def __init__(
         self,
@@ -108,20 +108,32 @@ class PerExampleFisherRecorder(Recorder):
         self._modules = list(dict.fromkeys(m for each in self._owners.values() for m, _ in each))
         self._strangers: set[nn.Module] = set()  # modules that turned out to be unsuitable
         self._tried: set[nn.Module] = set()
+        self._clear: set[nn.Module] = set()  # modules whose examples are known to come first
+        self._unclear: list[tuple[nn.Module, Any]] = []  # calls that may have them elsewhere
 
     def _install(self) -> list[Any]:
         hook = partial(self._after_forward, self._context)
         known = [module for module in self._modules if self._knows(module)]
+        params = [p for module in known for p in module.parameters(recurse=False)]
         return [
             self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
+            self.model.register_forward_hook(self._after_model),
             *(m.register_forward_hook(hook, prepend=True, with_kwargs=True) for m in known),
+            *self._whole.install(list(dict.fromkeys(params)), self._scale_of),
         ]
 
-    def _before_model(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        try:
-            self._n = first_length(args, kwargs)
-        except ValueError:  # no tensor among them: the layers know themselves
-            self._n = None
+    @_disable_dynamo
+    def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Ask once where modules with two axes as long as the batch have their examples."""
+        unclear, self._unclear = self._unclear, []
+        if unclear:
+            self._passing = True
+            try:
+                found = which_have_examples_first(output, self._n, [edge for _, edge in unclear])
+            finally:
+                self._passing = False
+            for (module, _), first in zip(unclear, found, strict=True):
+                (self._clear if first else self._strangers).add(module)
 
     @_disable_dynamo
     def _after_forward(
@@ -137,19 +149,21 @@ class PerExampleFisherRecorder(Recorder):
             return
         if output.requires_grad:
             x = inputs[0].detach()
+            if output.dim() > 2 and output.shape[1] == len(output) and module not in self._clear:
+                self._unclear.append((module, get_gradient_edge(output)))
             output.register_hook(partial(self._on_gradient, context, module, x, x._version))
 
     @_disable_dynamo
     def _on_gradient(
         self, context: object, module: nn.Module, x: Tensor, version: int, grad: Tensor
     ) -> None:
-        if not self._open or context is not self._context:
+        if not self._open or context is not self._context or self._passing:
             return
         grad = grad.detach()
         if self.scaler is not None:
             grad = grad / self._scale_of(grad)
-        call = _Call(torch._C._current_graph_task_id(), x, version, grad)
-        if module not in self._tried:
+        call = _Call(this_backward(), x, version, grad)
+        if module not in self._tried and not isinstance(module, _BatchNorm):
             # Whether `torch.func` can treat the module is found out once, with one example.
             self._tried.add(module)
             one = _Call(call.backward, x[:1], version, grad[:1])
@@ -161,6 +175,9 @@ class PerExampleFisherRecorder(Recorder):
         self._records.setdefault(module, []).append(call)
 
     def _knows(self, module: nn.Module) -> bool:
+        # Gradients divided by how often an index occurs are no sum over examples.
+        if getattr(module, "scale_grad_by_freq", False):
+            return False
         # What has recorded modules inside is not a function of its own parameters alone.
         return not any(p is not None for child in module.children() for p in child.parameters())
 
@@ -209,6 +226,24 @@ class PerExampleFisherRecorder(Recorder):
                 return example_gradients.of_batch_norm(module, name, call.x, call.grad)
             return example_gradients.of_module(module, name, call.x, call.grad)
 
+    def _verify(self) -> None:
+        for p in self.model.parameters():
+            owners = self._owners.get(id(p), [])
+            recorded = all(m in self._records and m not in self._strangers for m, _ in owners)
+            if not (recorded and owners and self._whole.waits_for(p)):
+                continue
+            numbers = {call.backward for m, _ in owners for call in self._records[m]}
+            found = {number: partial(self._total, owners, number) for number in numbers}
+            if self._whole.contradicts(p, found):
+                self._strangers |= {module for module, _ in owners}
+                self._warn(p, NOT_WHOLE)
+
+    def _total(self, owners: list[tuple[nn.Module, str]], backward: int) -> Tensor:
+        """Σᵢ gᵢ of one backward pass of this process."""
+        calls = [(m, name, call) for m, name in owners for call in self._records[m]]
+        mine = [(m, name, call) for m, name, call in calls if call.backward == backward]
+        return torch.stack([self._of_call(m, name, call).sum(0) for m, name, call in mine]).sum(0)
+
     def _reduce(self) -> None:
         """Examples are gathered when they are asked for; here ranks agree on what there is."""
         modules = self._modules
@@ -222,7 +257,6 @@ class PerExampleFisherRecorder(Recorder):
     def _drop(self) -> None:
         super()._drop()
         self._seen = None
-        self._n = None
 
     def _describe(self, p: nn.Parameter) -> str:
         owners = [module for module, _ in self._owners[id(p)]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,8 +14,10 @@ from typing_extensions import Self
 
 from rootfree.curvature import ParameterCurvature
 from rootfree.recorders.grams import wide_dtype
-from rootfree.recorders.losses import LOSSES
+from rootfree.recorders.losses import LOSSES, check_exact
 from rootfree.recorders.ranks import Ranks
+from rootfree.recorders.soundness import WholeGradients
+from rootfree.shell.loss_terms import first_length
 
 # Gradients in half precision are off by under one part in a hundred.
 _TOLERANCE = 1.05
@@ -37,6 +40,8 @@ class Recorder(ABC):
     _terms: list[int]  # loss terms seen by `backward`, in each way of counting them
     _weight: Tensor | None  # lower bound on the weight of a term in the loss
     _size = 1  # ranks that average gradients, when the context was entered
+    _n: int | None  # examples in the model's input; None: not known
+    _passing = False  # whether passes of the recorder's own are under way
 
     def __init__(
         self,
@@ -63,11 +68,30 @@ class Recorder(ABC):
         self._skipping = False
         self._handles: list[Any] = []
         self._trusted: set[int] = set()  # batch sizes whose scale was found right
+        self._whole = WholeGradients()
         self._drop()
 
     def _install(self) -> list[Any]:
         """Put hooks on the model; their handles are removed when the context is left."""
         return []
+
+    def _before_model(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        """A hook: how many examples there are."""
+        try:
+            self._n = first_length(args, kwargs)
+        except ValueError:  # no tensor among them: the layers know themselves
+            self._n = None
+
+    def _verify(self) -> None:
+        """Leave out parameters whose recordings are not the whole truth, with a warning."""
+        return  # nothing is recorded by hooks, unless a recorder says otherwise
+
+    def _warn(self, p: Tensor, reason: str) -> None:
+        warnings.warn(
+            f"{type(self).__name__}: parameter {self._names[id(p)]} keeps the gradient outer "
+            f"product, because {reason}",
+            stacklevel=2,
+        )
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         """The passes that `backward` makes in addition to the ordinary one."""
@@ -131,7 +155,11 @@ class Recorder(ABC):
                 ``batch_size`` claims an average and the loss is not one.
         """
         if self._open:
-            self._before_backward(loss, outputs)
+            self._passing = True
+            try:
+                self._before_backward(loss, outputs)
+            finally:
+                self._passing = False
         elif not self._skipping:
             raise RuntimeError(f"backward() of a {type(self).__name__} outside its context")
         if not self._open or self.loss is None or outputs is None:
@@ -166,6 +194,8 @@ class Recorder(ABC):
         assert self.loss is not None
         loss = LOSSES[self.loss]
         z = outputs.detach().to(wide_dtype(outputs.dtype))
+        if exact:
+            check_exact(self.loss, z, examples=self._n)
         draws = (loss.sample(z, self._generator(z.device)) for _ in range(self.samples))
         for v in loss.roots(z) if exact else draws:
             v = v.to(outputs.dtype)
@@ -213,6 +243,8 @@ class Recorder(ABC):
                 )
         if not any(id(p) in self._names for p in params):
             raise RuntimeError(f"none of the optimizer's parameters belongs to the {name}'s model")
+        if not self._reduced:
+            self._verify()
         if self._size > 1 and not self._reduced:
             self._reduce()
         self._reduced = True
@@ -227,6 +259,7 @@ class Recorder(ABC):
         self._reduced = False
         self._terms = []
         self._weight = None
+        self._n = None
 
     def _check_model(self) -> None:
         now = dict(self.model.named_parameters())

@@ -7,6 +7,8 @@ call, so the number of launches does not grow with the number of parameters.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,16 +21,49 @@ Tensors = list[Tensor]
 TINY = torch.finfo(torch.float32).tiny
 
 
+# In one step s grows to about this times s + 1 at most: an outlier is forgotten in log(GROWTH)/β₂
+# steps.
+GROWTH = 1e3
+# Where s ends, so that it can come back: just inside the range of fp32 and bf16.
+LARGEST = 3e38
+
+
+def limited(gs: Tensors, ss: Tensors, *, gain: float) -> Tensors:
+    """max(-c, min(g, c)), element by element, with gain·c² = GROWTH·(s + 1).
+
+    The step g/(s + gain·g²) is largest for a smaller g than c, so an outlier still takes less than
+    the largest step.
+    """
+    if _all_below(gs, gain=gain):
+        return gs
+    limits = list(torch._foreach_add(ss, 1.0))
+    torch._foreach_sqrt_(limits)
+    torch._foreach_mul_(limits, math.sqrt(GROWTH / gain))
+    return _within(gs, limits)
+
+
+def _all_below(gs: Tensors, *, gain: float) -> bool:
+    """Whether no gradient can reach its limit, where that is known at once."""
+    if gain == 0:
+        return True
+    if torch.compiler.is_compiling() or type(gs[0]) is not Tensor or gs[0].device.type != "cpu":
+        return False
+    largest = torch.stack(torch._foreach_norm(gs)).max().item()
+    return bool(gain * largest**2 <= GROWTH)
+
+
 def accumulate_squares_(ss: Tensors, gs: Tensors, *, beta2: float, B: int, gamma: float) -> None:
     """s <- (1 - β₂γ) s + β₂ B g².  Changes ss."""
     torch._foreach_mul_(ss, 1 - beta2 * gamma)
     torch._foreach_addcmul_(ss, gs, gs, value=beta2 * B)
+    torch._foreach_clamp_max_(ss, LARGEST)
 
 
 def accumulate_(ss: Tensors, hs: Tensors, *, beta2: float, gamma: float) -> None:
     """s <- (1 - β₂γ) s + β₂ h, h the diagonal of the curvature.  Changes ss."""
     torch._foreach_mul_(ss, 1 - beta2 * gamma)
     torch._foreach_add_(ss, hs, alpha=beta2)
+    torch._foreach_clamp_max_(ss, LARGEST)
 
 
 def preconditioned_heavy_ball_(
@@ -43,13 +78,19 @@ def average_(ms: Tensors, gs: Tensors, *, alpha: float) -> None:
     torch._foreach_lerp_(ms, gs, 1 - alpha)
 
 
-def limited(gs: Tensors, ss: Tensors, *, lam: float, c: float) -> Tensors:
+def limited_for_average(gs: Tensors, ss: Tensors, *, lam: float, c: float) -> Tensors:
     """g, each element at most c(s+λ): a gradient far beyond the others does not rule an average."""
-    limits = torch._foreach_add(ss, max(lam, TINY))
+    limits = list(torch._foreach_add(ss, max(lam, TINY)))
     torch._foreach_mul_(limits, c)
-    below = torch._foreach_minimum(gs, limits)
+    return _within(gs, limits)
+
+
+def _within(gs: Tensors, limits: Tensors) -> Tensors:
+    """max(-c, min(g, c)), element by element.  Changes limits."""
+    within = list(torch._foreach_minimum(gs, limits))
     torch._foreach_neg_(limits)
-    return list(torch._foreach_maximum(below, limits))
+    torch._foreach_maximum_(within, limits)
+    return within
 
 
 def preconditioned_descent_(

@@ -17,6 +17,10 @@ from rootfree.rules import LEAST_DAMPING
 from rootfree.rules.if_shampoo import exponents
 from rootfree.structures import multiply_axis
 
+# Largest tr H/tr S of a refresh, and √(tr H/D); beyond, H is scaled down. An outlier then does not
+# leave the range of fp32, and stops a block only until S has forgotten the first factor.
+GROWTH, LARGEST_ROOT = 1e4, 1e15
+
 
 def update_factors_(
     Ss: Sequence[Tensor],
@@ -30,19 +34,31 @@ def update_factors_(
 ) -> None:
     """Sₙ <- Sₙ + β₂/max(1, ‖Δₙ‖)·Δₙ, Δₙ = Tₙ - γSₙ, and Sₙ⁻¹.
 
-    Tₙ = (B·G₍ₙ₎[⊗_{j≠n}Sⱼ⁻¹]G₍ₙ₎ᵀ + λ∏_{j≠n}tr(Sⱼ⁻¹)·I)/D₋ₙ. All from the old factors, with β₂ of each
-    axis; then Sₙ <- 4^-eₙ·Sₙ, Σeₙ = 0, which keeps them at one scale.  Changes Ss and inverses.
+    Tₙ = (B·G₍ₙ₎[⊗_{j≠n}Sⱼ⁻¹]G₍ₙ₎ᵀ + λ∏_{j≠n}tr(Sⱼ⁻¹)·I)/D₋ₙ. All from the old factors, with β₂ of
+    each axis; then Sₙ <- 4^-eₙ·Sₙ, Σeₙ = 0, which keeps them at one scale. tr H counts at most
+    GROWTH·tr S.  Changes Ss and inverses.
     """
+    H = _limited(H, Ss)
     means = [S_inv.diagonal(dim1=-2, dim2=-1).mean(-1) for S_inv in inverses]  # tr(Sⱼ⁻¹)/dⱼ
     for n, term in enumerate(H.contracted(inverses)):
         others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
-        change = term - gamma * Ss[n]
-        change.diagonal(dim1=-2, dim2=-1).add_((max(lam, LEAST_DAMPING) * others).view(-1, 1))
+        term.diagonal(dim1=-2, dim2=-1).add_((max(lam, LEAST_DAMPING) * others).view(-1, 1))
+        change = term.sub_(Ss[n], alpha=gamma)
         rate = beta2[n] / size_beside(inverses[n], change, norm).clamp(min=1.0)
-        Ss[n].add_(change.mul_(rate[:, None, None]))
+        Ss[n].addcmul_(change, rate[:, None, None])
     for S, S_inv, e in zip(Ss, inverses, exponents(means), strict=True):
         S.mul_(torch.exp2(-2 * e)[:, None, None])
         S_inv.copy_(inverse(S))
+
+
+def _limited(H: BlockCurvature, Ss: Sequence[Tensor]) -> BlockCurvature:
+    """H·min(1, GROWTH·tr S/tr H) in every block."""
+    root = H.root_mean_diagonal([S.shape[-1] for S in Ss])
+    size = root.new_ones(()) * math.sqrt(GROWTH)
+    for S in Ss:  # √(tr S/D)
+        size = size * S.diagonal(dim1=-2, dim2=-1).mean(-1).sqrt()
+    scale = (size.clamp(max=LARGEST_ROOT) / root).clamp(max=1.0)
+    return H.for_operands(Ss[0].dtype, scale)
 
 
 def size_beside(S_inv: Tensor, change: Tensor, norm: str | None) -> Tensor:

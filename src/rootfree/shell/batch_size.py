@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -12,15 +12,20 @@ from torch._compile import _disable_dynamo
 
 from rootfree.placement.data_parallel import DataParallelSum, Multiple, Total
 from rootfree.shell.checks import natural_number, positive_integer
+from rootfree.shell.loss_terms import (
+    Count,
+    counter_of,
+    doubt_about_inputs,
+    doubt_about_loss,
+    tensors_in,
+)
 from rootfree.shell.optimizer import RootFreeOptimizer
-
-Count = Callable[[tuple[Any, ...], dict[str, Any]], int]
 
 
 def track_batch_size(
     model: nn.Module,
-    optimizer: RootFreeOptimizer,
-    count: Count | None = None,
+    optimizer: Any,
+    count: Count | str | None = None,
     *,
     data_parallel_size: int | None = None,
     process_group: Any = None,
@@ -35,11 +40,15 @@ def track_batch_size(
 
     Args:
         model: the module that is called; with DDP either the wrapper or what it wraps.
-        optimizer: one of this library's optimizers.
-        count: function of the forward's positional and keyword arguments that returns the number
-            of loss terms; default: the length of the first tensor found in them, nested ones
-            included. For a language model whose loss averages over tokens:
-            ``count=lambda args, kwargs: args[0].numel()``.
+        optimizer: one of this library's optimizers, or a wrapper that has it as its ``optimizer``
+            (as Accelerate's).
+        count: what a loss term is. "examples": the length of the first tensor found in the
+            forward's arguments, nested ones included. "tokens": the labels that are not -100 if
+            there is an argument ``labels``, without the first of each sequence for models that
+            compare each token with the next (``...ForCausalLM``); else the numbers in the first
+            tensor of token ids. A function of the forward's positional and keyword arguments
+            returns the number itself. None: "examples", with a warning where inputs or the
+            gradient of the loss speak against it.
         data_parallel_size: ranks that average gradients, where all have batches of one size: the
             count is multiplied by it, and nothing is communicated.
         process_group: the ranks that average gradients, a process group or a DeviceMesh. Default:
@@ -61,10 +70,7 @@ def track_batch_size(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(optimizer, RootFreeOptimizer):
-        raise TypeError(
-            f"optimizer must be one of rootfree's optimizers, got {type(optimizer).__name__}"
-        )
+    optimizer = _unwrapped(optimizer)
     optimizer._check_batch_size_is_used()
     if optimizer._batch_counter is not None:
         raise ValueError("the batch size of this optimizer is tracked already; remove() it first")
@@ -75,44 +81,88 @@ def track_batch_size(
         total = Multiple(positive_integer("data_parallel_size", data_parallel_size))
     else:
         total = DataParallelSum(model, process_group)
-    return BatchSizeTracker(model, optimizer, count or first_length, total)
+    return BatchSizeTracker(model, optimizer, counter_of(count, model), total)
+
+
+def _unwrapped(optimizer: Any) -> RootFreeOptimizer:
+    """The optimizer inside wrappers such as Accelerate's and Lightning's."""
+    inner = optimizer
+    for _ in range(8):
+        if isinstance(inner, RootFreeOptimizer):
+            return inner
+        inner = getattr(inner, "optimizer", getattr(inner, "_optimizer", None))
+    raise TypeError(
+        f"optimizer must be one of rootfree's optimizers, got {type(optimizer).__name__}"
+    )
 
 
 class BatchSizeTracker:
-    """The handle returned by :func:`track_batch_size`."""
+    """The handle returned by :func:`track_batch_size`.
+
+    The optimizer keeps it; it goes, and its hook with it, when the optimizer does.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: RootFreeOptimizer,
-        count: Count,
+        counter: tuple[Count, bool],
         total: Total,
     ) -> None:
-        self._count = count
+        self._count, self._guesses = counter
         self._over_ranks = total
         self._total = 0
-        self._optimizer: RootFreeOptimizer | None = optimizer
-        self._hook = model.register_forward_hook(self._after_forward, with_kwargs=True)
+        self._backward = -1  # the backward pass that was counted last
+        self._looked = False  # whether the gradient of a loss was looked at
+        self._optimizer = weakref.ref(optimizer)
+        hook = model.register_forward_hook(_Hook(self), with_kwargs=True)
+        self._remove_hook = weakref.finalize(self, hook.remove)
         optimizer._batch_counter = self
 
-    @_disable_dynamo
-    def _after_forward(
+    def _doubt(self, reason: str | None, counted: int) -> None:
+        """Warn once: a count that can be wrong says so."""
+        if reason is not None and self._guesses:
+            self._guesses = False
+            warnings.warn(
+                f"track_batch_size counts {counted} loss terms, but {reason}; count='examples' "
+                "says that this is right",
+                stacklevel=2,
+            )
+
+    def _look_at(self, gradient: Tensor, terms: int) -> None:
+        """In the first backward pass alone: the host waits for the device."""
+        if not self._looked:
+            self._looked = True
+            self._doubt(doubt_about_loss(gradient, terms), terms)
+
+    def after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if self._optimizer is None or not (module.training and torch.is_grad_enabled()):
+        """Count a forward pass when its backward pass comes by."""
+        if not (module.training and torch.is_grad_enabled()):
             return
         terms = natural_number("the count of loss terms", self._count(args, kwargs))
+        if self._guesses:
+            self._doubt(doubt_about_inputs(args, kwargs), terms)
         # Counted when the backward pass comes by, not now: zero_grad() may stand between forward
         # and backward, and a forward that is never differentiated contributes no gradient.
         waiting = [terms]
+        outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        alone = len(outputs) == 1  # the hook must not hold tensors that hold it
 
-        def on_backward(_: Tensor) -> None:
-            if waiting:  # several outputs, or several backward passes, are still one batch
-                self._total += waiting.pop()
+        def on_backward(gradient: Tensor) -> None:
+            if not waiting:  # several outputs, or several backward passes, are still one batch
+                return
+            self._total += waiting.pop()
+            backward, self._backward = self._backward, torch._C._current_graph_task_id()
+            if self._guesses and backward == self._backward != -1:
+                reason = "several forward passes went into one backward pass, and their counts add"
+                self._doubt(reason, self._total)
+            if self._guesses and alone:
+                self._look_at(gradient, terms)
 
-        for tensor in _tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(on_backward)
+        for tensor in outputs:
+            tensor.register_hook(on_backward)
 
     def take(self, *, needed: bool = True) -> int:
         """The number of loss terms since the last step, over all ranks; starts anew.
@@ -134,14 +184,10 @@ class BatchSizeTracker:
 
     def remove(self) -> None:
         """Take the hook off the model; the optimizer keeps the last batch size."""
-        self._hook.remove()
-        if self._optimizer is not None and self._optimizer._batch_counter is self:
-            self._optimizer._batch_counter = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The hook is copied and pickled along with the model (averaged copies, torch.save(model)).
-        # That copy counts nothing, and does not take the optimizer and its state with it.
-        return _detached_tracker, ()
+        self._remove_hook()
+        optimizer = self._optimizer()
+        if optimizer is not None and optimizer._batch_counter is self:
+            optimizer._batch_counter = None
 
     def __enter__(self) -> BatchSizeTracker:
         return self
@@ -150,29 +196,21 @@ class BatchSizeTracker:
         self.remove()
 
 
-def _detached_tracker() -> BatchSizeTracker:
-    tracker = BatchSizeTracker.__new__(BatchSizeTracker)
-    tracker._optimizer = None
-    return tracker
+class _Hook:
+    """What a model has of a tracker: no more than a way to find it, if it is still there."""
 
+    def __init__(self, tracker: BatchSizeTracker | None) -> None:
+        self._tracker = (lambda: None) if tracker is None else weakref.ref(tracker)
 
-def first_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The first axis of the first tensor in the arguments, positional ones first."""
-    for tensor in _tensors((args, kwargs)):
-        if tensor.dim() > 0:
-            return tensor.shape[0]
-    raise ValueError("no tensor with an axis in the model's inputs: give track_batch_size a count")
+    @_disable_dynamo
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        tracker = self._tracker()
+        if tracker is not None:
+            tracker.after_forward(module, args, kwargs, output)
 
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, (tuple, list)):
-        for value in tree:
-            yield from _tensors(value)
-    elif is_dataclass(tree) and not isinstance(tree, type):
-        for field in fields(tree):
-            yield from _tensors(getattr(tree, field.name))
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The hook is copied and pickled along with the model (averaged copies, torch.save(model)).
+        # That copy counts nothing, and does not take the optimizer and its state with it.
+        return _Hook, (None,)

@@ -29,6 +29,7 @@ from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.groups import named
+from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.placing import Placing, brought
@@ -157,7 +158,8 @@ class BlockOptimizer(RootFreeOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
         saved = super().state_dict()
-        rows = {key: joined(row) for key, row in saved["state"].items()}
+        # Other keys than numbers are not of parameters: wrappers keep theirs there.
+        rows = {k: joined(v) if isinstance(k, int) else v for k, v in saved["state"].items()}
         if self._placing.homes:
             rows = self._placing.saved([p for g in self.param_groups for p in g["params"]], rows)
         return {**saved, "state": rows}
@@ -267,11 +269,15 @@ class BlockOptimizer(RootFreeOptimizer):
         for where, stack in work.stacks:
             gs = [work.gs[i] for i in where]
             with torch.cuda.device_of(gs[0]):
+                stack.tell(work.skip)
                 stack.gather_(gs, squares=work.refresh)
                 kind = (work.refresh, *self._baked(work, stack))
                 stack.run(kind, partial(self._directions_, work, stack))
                 ms, counters = states(work, "momentum", where), states(work, "rounding", where)
-                stack.descend_(ms, counters, tail)
+                # Kernels put nothing where the flag is set.
+                skip = None if isinstance(stack, FusedStack) else stack.skip
+                with unchanged_if(skip, [*stack.ps, *ms, *counters]):
+                    stack.descend_(ms, counters, tail)
 
     def _directions_(self, work: Work, stack: AnyStack) -> None:
         """Gradients in the stack <- their directions."""
@@ -298,7 +304,9 @@ class BlockOptimizer(RootFreeOptimizer):
                 if len(rows) > 1:
                     state = {name: slab[each] for name, slab in part.state.items()}
                     mine = None if H is None else H.rows(each)
-                G.copy_(plan.direction(work.group, structures, state, G, mine))
+                with unchanged_if(stack.skip if work.refresh else None, state.values()):
+                    U = plan.direction(work.group, structures, state, G, mine)
+                G.copy_(U)
         stack.keep_(part, refresh=work.refresh)
 
     def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:

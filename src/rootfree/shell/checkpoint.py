@@ -1,91 +1,35 @@
 """State and checkpoints: what belongs to a parameter, and how a checkpoint gets into it.
 
 A checkpoint is the same on every machine: factors are whole, whatever form the kernels keep them
-in. Whether it fits is answered before anything is copied.
+in. Loading is all or nothing: everything is checked before anything is copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rootfree.kernels.halves import joined, write_
-from rootfree.shell.groups import named
+from rootfree.shell.checkpoint_matching import (
+    StateMismatchError,
+    foreign_entries,
+    match_state_dict,
+)
+from rootfree.shell.groups import check_option_names
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
+__all__ = ["StateMismatchError", "bring_state", "load_checkpoint"]
 
 #: entries of the state, beside those of blocks, that go when the options need them no more
 _OURS = ("momentum", "exp_avg", "exp_avg_sq")
-
-
-class StateMismatchError(ValueError):
-    """A checkpoint of another optimizer, or of other parameters."""
-
-
-Matched = tuple[dict[str, Any], dict[str, Any], list[Mapping[str, Tensor] | None]]
-
-
-def match_state_dict(
-    groups: list[dict[str, Any]], state_dict: Mapping[str, Any], *, method: str
-) -> list[Matched]:
-    """For each group: the group, the checkpoint's option values, the state of each parameter.
-
-    The state is None for a frozen parameter that the checkpoint leaves out (sharded checkpoints
-    may). Parameters correspond by position, as in torch.optim.
-    """
-    if not {"state", "param_groups"} <= set(state_dict):
-        raise StateMismatchError(
-            f"state_dict must have the keys 'state' and 'param_groups', got {sorted(state_dict)}"
-        )
-    saved_groups = state_dict["param_groups"]
-    if len(saved_groups) != len(groups):
-        raise StateMismatchError(
-            f"the checkpoint has {len(saved_groups)} parameter groups, the optimizer {len(groups)}"
-        )
-    return [
-        _match_group(number, group, saved, state_dict["state"], method)
-        for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True))
-    ]
-
-
-def _match_group(
-    number: int,
-    group: dict[str, Any],
-    saved: Mapping[str, Any],
-    states: Mapping[int, Mapping[str, Tensor]],
-    method: str,
-) -> Matched:
-    found = saved.get("method", "another optimizer")
-    if found != method:
-        raise StateMismatchError(f"the checkpoint is of {found}, not of {method}")
-    if len(saved["params"]) != len(group["params"]):
-        raise StateMismatchError(
-            f"group {number} has {len(saved['params'])} parameters in the checkpoint, "
-            f"{len(group['params'])} in the optimizer"
-        )
-    theirs, mine = ("AdamW" if each.get("companion") else method for each in (saved, group))
-    if theirs != mine:
-        names = group.get("param_names") or saved["params"]
-        what, _ = next(named([*zip(names, group["params"], strict=True)]), (f"group {number}", 0))
-        raise StateMismatchError(
-            f"{what} is updated by {theirs} in the checkpoint and by {mine} in the optimizer: give "
-            "its group the same `companion`"
-        )
-    matched: list[Mapping[str, Tensor] | None] = []
-    for key, p in zip(saved["params"], group["params"], strict=True):
-        state = states.get(key)
-        if state is None and p.requires_grad:
-            raise StateMismatchError(
-                f"the checkpoint has no state for parameter {key} of shape {tuple(p.shape)}"
-            )
-        matched.append(state)
-    values = {k: v for k, v in saved.items() if k not in ("params", "param_names")}
-    return group, values, matched
+#: those that are squares, or counts
+_NOT_NEGATIVE = ("preconditioner", "exp_avg_sq", "mean_square", "unit", "first", "step")
 
 
 def bring_state(
@@ -118,44 +62,113 @@ def bring_state(
 
 
 def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]) -> None:
-    """Copy a checkpoint into an optimizer."""
-    pairs = match_state_dict(optimizer.param_groups, state_dict, method=type(optimizer).__name__)
-    plan = []
-    for group, saved_group, saved_states in pairs:
-        values = {**group, **saved_group}
-        values.update(optimizer._of(values)._checked_options(values))
+    """Copy a checkpoint into an optimizer, or change nothing."""
+    method = type(optimizer).__name__
+    matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
+    rows, values = [], []
+    for group, saved_group, saved_states in matched:
+        values.append(_checked_values(optimizer, group, saved_group))
         for p, saved in zip(group["params"], saved_states, strict=True):
             if saved is not None:
-                plan.append((p, *_fitting(optimizer, p, values, saved)))
-    for p, mine, saved in plan:
-        write_(mine, saved)
+                new = {**group, **values[-1], "step": saved_group.get("step", 0)}
+                rows.append((p, *_fitting(optimizer, p, new, saved)))
+    foreign = deepcopy(foreign_entries(state_dict))
+    # From here on nothing can fail.
+    for p, mine, whole, others in rows:
+        write_(mine, whole)
+        mine.update(others)
         optimizer.state[p] = mine
-    for group, saved_group, _ in pairs:
+    optimizer.state.update(foreign)
+    for (group, _, _), new in zip(matched, values, strict=True):
         lr = group["lr"]
-        # Refreshes were counted by group once; now they are by parameter.
-        group.update({key: value for key, value in saved_group.items() if key != "step"})
+        group.update(new)
         if isinstance(lr, Tensor):  # captured graphs and schedulers hold this very tensor
-            group["lr"] = lr.copy_(torch.as_tensor(saved_group["lr"]))
+            group["lr"] = lr.copy_(torch.as_tensor(group["lr"]).reshape(lr.shape))
+
+
+def _checked_values(
+    optimizer: RootFreeOptimizer, group: dict[str, Any], saved: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the checkpoint puts into a group; what it leaves out stays."""
+    # Refreshes were counted by group once; now they are by parameter (see `_fitting`).
+    counted = saved.get("step", 0)
+    if isinstance(counted, bool) or not isinstance(counted, int) or counted < 0:
+        raise StateMismatchError(f"step must be a count in the checkpoint, got {counted!r}")
+    values = {**group, **deepcopy(dict(saved))}
+    method = optimizer._of(values)
+    check_option_names(saved, [*method.options, "companion"], method=type(optimizer).__name__)
+    values.update(method._checked_options(values))
+    return {key: values[key] for key in saved if key != "step"} | {"lr": values["lr"]}
 
 
 def _fitting(
-    optimizer: RootFreeOptimizer, p: Tensor, values: dict[str, Any], saved: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """State of p that the saved one can be written into (the one in use if it fits), and that."""
-    whole, fresh = joined(saved), optimizer._of(values)._init_state(p, values)
+    optimizer: RootFreeOptimizer, p: Tensor, values: dict[str, Any], saved: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """State of p that the saved one can be written into (the one in use if it fits), that, and
+    entries that are not ours.
+    """
+    fresh = optimizer._of(values)._init_state(p, values)
+    whole, foreign = _divided(saved, fresh)
+    for key, tensor in whole.items():
+        if not isinstance(tensor, Tensor):
+            raise StateMismatchError(
+                f"state {key!r} of a parameter of shape {tuple(p.shape)} must be a tensor, got "
+                f"{type(tensor).__name__}"
+            )
+    whole = joined(whole)
     if "step" in fresh:  # written when groups counted, the checkpoint has it there
-        whole.setdefault("step", torch.tensor(values.get("step", 0)))
+        whole.setdefault("step", torch.tensor(values["step"]))
     if "momentum" in whole and "momentum" not in fresh:  # a scheduler turned it off
         fresh["momentum"] = torch.zeros_like(p, dtype=whole["momentum"].dtype)
+    for key, tensor in whole.items():
+        _check_tensor(key, tensor, fresh.get(key), p)
+    others = {key: _kept(value, p) for key, value in foreign.items()}
     for mine in (optimizer.state.get(p) or {}, fresh):
         if "momentum" in mine:  # a scheduler turned it on since
             whole.setdefault("momentum", torch.zeros_like(mine["momentum"]))
-        if _shapes(joined(mine)) == _shapes(whole):
-            return mine, whole
+        if _shapes(joined(_divided(mine, fresh)[0])) == _shapes(whole):
+            return mine, whole, others
     raise StateMismatchError(
-        f"the checkpoint's state {_shapes(saved)} does not fit a parameter of shape "
+        f"the checkpoint's state {_shapes(whole)} does not fit a parameter of shape "
         f"{tuple(p.shape)}, which needs {_shapes(fresh)}"
     )
+
+
+def _divided(
+    state: Mapping[str, Any], fresh: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries that are ours, and those that wrappers put there."""
+    mine = {k: v for k, v in state.items() if k in fresh or k in _OURS or k.startswith("block")}
+    return mine, {key: value for key, value in state.items() if key not in mine}
+
+
+def _kept(value: Any, p: Tensor) -> Any:
+    return value.detach().clone().to(p.device) if isinstance(value, Tensor) else deepcopy(value)
+
+
+def _check_tensor(key: str, tensor: Tensor, wanted: Tensor | None, p: Tensor) -> None:
+    """Refuse what copying would change, or what no step could have left."""
+    what = f"state {key!r} of a parameter of shape {tuple(p.shape)}"
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise StateMismatchError(f"{what} must be a dense tensor with numbers, got {tensor.layout}")
+    if wanted is not None and key != "step" and _kind(tensor.dtype) != _kind(wanted.dtype):
+        raise StateMismatchError(
+            f"{what} must be of a dtype like {wanted.dtype}, got {tensor.dtype}"
+        )
+    local, name = getattr(tensor, "_local_tensor", tensor), key.rpartition(".")[2]
+    if local.is_complex() or not bool(local.isfinite().all()):
+        raise StateMismatchError(f"{what} has numbers that are complex or not finite")
+    if name in _NOT_NEGATIVE and bool((local < 0).any()):
+        raise StateMismatchError(f"{what} must not be negative")
+    matrices = name.startswith("inverse") and local.dim() == 3
+    if matrices and not bool((local.diagonal(dim1=-2, dim2=-1) > 0).all()):
+        raise StateMismatchError(f"{what} must be positive definite")
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype.is_complex or dtype.is_floating_point:
+        return "complex" if dtype.is_complex else "real"
+    return "boolean" if dtype == torch.bool else "integer"
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

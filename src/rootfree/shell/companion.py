@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.adamw import adamw
 
 from rootfree.shell.checks import Check, OneOf, Real, averaging_pair, learning_rate
+from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.work import GroupMemory, Work
 
 Group = dict[str, Any]
@@ -71,26 +72,30 @@ class AdamW:
         pairs = zip(work.ps, averages, strict=True)
         # The fused kernels want one layout for all, which averages have unless p has gaps.
         fused = on_cuda and self.fused and all(p.stride() == m.stride() for p, m in pairs)
-        adamw(
-            work.ps,
-            [_like(m, g) for m, g in zip(averages, work.gs, strict=True)],
-            averages,
-            [row["exp_avg_sq"] for row in work.rows],
-            [],
-            [row["step"] for row in work.rows],
-            # torch has no foreach implementation for lr tensors that are read on the host.
-            foreach=not fused and (on_cuda or not isinstance(lr, Tensor)),
-            # Fake tensors, to estimate memory, have no step count that the host could read.
-            fused=fused or fake,
-            capturable=on_cuda,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=lr.view(()) if isinstance(lr, Tensor) else lr,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        # torch's fused kernels leave out the step by themselves.
+        changed = [t for row in work.rows for t in (row["exp_avg"], row["exp_avg_sq"], row["step"])]
+        with unchanged_if(None if fused else work.skip, [*work.ps, *changed]):
+            adamw(
+                work.ps,
+                [_like(m, g) for m, g in zip(averages, work.gs, strict=True)],
+                averages,
+                [row["exp_avg_sq"] for row in work.rows],
+                [],
+                [row["step"] for row in work.rows],
+                # torch has no foreach implementation for lr tensors that are read on the host.
+                foreach=not fused and (on_cuda or not isinstance(lr, Tensor)),
+                # Fake tensors, to estimate memory, have no step count that the host could read.
+                fused=fused or fake,
+                capturable=on_cuda,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=lr.view(()) if isinstance(lr, Tensor) else lr,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+                found_inf=work.skip if fused else None,
+            )
 
 
 def _like(m: Tensor, g: Tensor) -> Tensor:

@@ -55,6 +55,11 @@ class GraphedStep:
                 "optimizer must have the default curvature: a recorder's part of a step cannot be "
                 "recorded in a graph"
             )
+        if optimizer._watch.mode == "raise":
+            raise ValueError(
+                "nonfinite must be 'skip' or 'propagate' in a graph, got 'raise': the host would "
+                "have to wait for the gradients"
+            )
         if (reason := optimizer._why_not_recordable()) is not None:
             name = type(optimizer).__name__
             raise ValueError(f"a step of {name} cannot be recorded in a graph: {reason}")
@@ -104,7 +109,9 @@ class GraphedStep:
 
     def _record(self) -> None:
         """What is recorded: the updates, without the counting that goes with a step."""
-        for w in self._optimizer._work():
+        work = self._optimizer._work()
+        self._optimizer._watch.look(work, self._optimizer.param_groups)
+        for w in work:
             self._optimizer._of(w.group)._update(w)
 
     def _kind(self, work: list[Work]) -> tuple[Any, list[Any]]:

@@ -29,6 +29,7 @@ from rootfree.placement.canonical import placed_like
 from rootfree.placement.local import is_sharded
 from rootfree.rules.momentum import Tail
 from rootfree.shell.checkpoint import bring_state, load_checkpoint
+from rootfree.shell.checkpoint_matching import match_state_dict
 from rootfree.shell.checks import Check, positive_integer
 from rootfree.shell.companion import AdamW, check_companion
 from rootfree.shell.groups import (
@@ -38,6 +39,7 @@ from rootfree.shell.groups import (
     check_parameters,
     check_whole,
 )
+from rootfree.shell.nonfinite import Watch
 from rootfree.shell.summary import bytes_of, named_groups, table_of
 from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
 
@@ -81,6 +83,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         """`given`: the arguments of the method's constructor, by name."""
         kernel_devices(given["fused"])  # what is no value of it is refused
         self._fused, self._capturable = given["fused"], given["capturable"]
+        self._watch = Watch(given["nonfinite"])
         if given["curvature"] is not None:
             self._curvature = CurvatureSource(given["curvature"])
             self._pairs = self._curvature.pairs
@@ -92,6 +95,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         # The machine that we are on now may have no kernels to insist on.
         self._fused = False if state.get("_fused") is False else None
+        self._watch = Watch(state.get("nonfinite", "skip"))  # counts anew
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
         for group in self.param_groups:  # pickled before there were these options
@@ -102,7 +106,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         # A copy without its curvature would be another method.
         kept = {} if self._curvature is None else {"_curvature": self._curvature}
         asked = {"_fused": self._fused, "_capturable": self._capturable}
-        return {**super().__getstate__(), **asked, **kept}
+        return {**super().__getstate__(), **asked, **kept, "nonfinite": self._watch.mode}
 
     def _of(self, group: Group) -> RootFreeOptimizer | AdamW:
         """What updates the parameters of a group: this method, or its companion."""
@@ -159,6 +163,7 @@ class RootFreeOptimizer(Optimizer, ABC):
             del group[name]
         for p in group["params"]:
             self.state[p] = method._init_state(p, group)
+            self._watch.count_on(p.device)
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         if not isinstance(param_group, dict):
@@ -226,6 +231,7 @@ class RootFreeOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         work = self._work()
+        acts = self._watch.look(work, self.param_groups)
         refreshed = [w for w in work if w.refresh] if self._curvature is not None else []
         if self._curvature is not None:
             self._curvature.check([p for w in refreshed for p in w.ps])
@@ -236,12 +242,22 @@ class RootFreeOptimizer(Optimizer, ABC):
         if self._curvature is not None:
             self._curvature.ask((p, self._terms(w.group)) for w in refreshed for p in w.ps)
         for w in work:
-            self._of(w.group)._update(w)
+            if acts:
+                self._of(w.group)._update(w)
             w.gs = []
-        self._end_step(work)
+        if acts:
+            self._end_step(work)
         if self._curvature is not None:
             self._curvature.done()
         return loss
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were left out since the optimizer was made; reading waits for the device.
+
+        A gradient scaler that leaves out a step does so without this optimizer.
+        """
+        return self._watch.skipped
 
     def _work(self) -> list[Work]:
         """What there is to update, with gradients that were found usable and state in its place."""
@@ -386,18 +402,17 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         """A checkpoint with its tensors placed like the state, where parameters are sharded."""
-        pairs = [
-            (group["params"], saved["params"])
-            for group, saved in zip(
-                self.param_groups, state_dict.get("param_groups", ()), strict=False
-            )
-        ]
-        rows = dict(state_dict.get("state", {}))
-        for p, key in ((p, key) for ps, keys in pairs for p, key in zip(ps, keys, strict=False)):
-            mine, given = self.state.get(p) or {}, rows.get(key)
-            if given is not None and (is_sharded(p) or any(map(is_sharded, given.values()))):
-                rows[key] = {k: placed_like(mine.get(k, t), t) for k, t in given.items()}
-        return {**state_dict, "state": rows}
+        matched = match_state_dict(self.param_groups, state_dict, method=type(self).__name__)
+        placed = {}
+        for group, _, rows in matched:
+            for p, row in zip(group["params"], rows, strict=True):
+                if row is not None and (is_sharded(p) or any(map(is_sharded, row.values()))):
+                    mine = self.state.get(p) or {}
+                    placed[id(row)] = {k: placed_like(mine.get(k, t), t) for k, t in row.items()}
+        if not placed:
+            return state_dict
+        state = {key: placed.get(id(row), row) for key, row in state_dict["state"].items()}
+        return {**state_dict, "state": state}
 
     def summary(self) -> str:
         """A table: parameter, shape, role (if groups say it), preconditioner, bytes of state.

@@ -17,7 +17,7 @@ from rootfree.placement.homes import Cut, Home, settle, tile_number
 from rootfree.placement.placed_stack import Absent, PlacedStack
 from rootfree.placement.ranks import Ranks
 from rootfree.placement.sharded import Sharded, sharing_ranks
-from rootfree.shell.checkpoint import match_state_dict
+from rootfree.shell.checkpoint_matching import StateMismatchError, match_state_dict
 from rootfree.shell.parameter_state import renumber_, working_dtype
 from rootfree.shell.work import GroupMemory, Work
 from rootfree.structures import Structure
@@ -164,14 +164,16 @@ class Placing:
             absent=partial(self.absent, work.group),
         )
 
-    def saved(self, params: Sequence[Tensor], rows: Mapping[int, Any]) -> dict[int, Any]:
-        """State in the form of checkpoints; rows by the number of the parameter."""
+    def saved(self, params: Sequence[Tensor], rows: Mapping[Any, Any]) -> dict[Any, Any]:
+        """State in the form of checkpoints; rows by the number of the parameter.
+
+        Rows under other keys are not of parameters.
+        """
+        numbers = [n for n in range(len(params)) if n in rows]
         for ranks in self.crews:
-            ranks.check_agree(
-                "state_dict()", {"the parameters": sorted(rows)}, about="state_dict()"
-            )
-        homes = saved_rows({p: rows[n] for n, p in enumerate(params) if n in rows}, self.homes)
-        return {n: homes.get(params[n], row) for n, row in rows.items()}
+            ranks.check_agree("state_dict()", {"the parameters": numbers}, about="state_dict()")
+        found = saved_rows({params[n]: rows[n] for n in numbers}, self.homes)
+        return {**rows, **{n: found.get(params[n], rows[n]) for n in numbers}}
 
     def taken(
         self, like: Mapping[Tensor, Any], given: Mapping[Tensor, Any], problem: Exception | None
@@ -181,12 +183,12 @@ class Placing:
         `problem`: why the checkpoint does not fit, where that is known already.
         """
         if problem is None:
-            problem = next(map(ValueError, mismatches(like, self.homes, given)), None)
+            problem = next(map(StateMismatchError, mismatches(like, self.homes, given)), None)
         for ranks in self.crews:
             found = ranks.differ("load_state_dict()", None if problem is None else str(problem))
             others = [text for text in found or [] if text is not None]
             if problem is None and others:
-                problem = ValueError(others[0])
+                problem = StateMismatchError(others[0])
         if problem is not None:
             raise problem
         return owned_rows(like, self.homes, given)
@@ -225,21 +227,25 @@ def brought(
     """A checkpoint with rows of what belongs here. Changes nothing; all ranks must ask."""
     like: dict[Tensor, Any] = {}
     given: dict[Tensor, Any] = {}
-    keys: dict[Tensor, Any] = {}
+    rows_of: dict[int, Tensor] = {}
     problem = None
     try:
         matched = match_state_dict(
             optimizer.param_groups, state_dict, method=type(optimizer).__name__
         )
-        for (group, saved, rows), names in zip(matched, state_dict["param_groups"], strict=True):
+        for group, saved, rows in matched:
             values = {**group, **saved}
             method = optimizer._of(values)
             values.update(method._checked_options(values))
-            for p, row, key in zip(group["params"], rows, names["params"], strict=True):
+            for p, row in zip(group["params"], rows, strict=True):
                 if row is not None:
                     like[p], given[p] = method._init_state(p, values), joined(row)
-                    keys[p] = key
+                    rows_of[id(row)] = p
     except (ValueError, TypeError, RuntimeError) as error:
         problem = error
     found = placing.taken(like, given, problem)
-    return {**state_dict, "state": {keys[p]: row for p, row in found.items()}}
+    state = {
+        key: found[rows_of[id(row)]] if id(row) in rows_of else row
+        for key, row in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Work:
     stacks: list[tuple[list[int], AnyStack]] | None = None  # with positions in ps
     kernel: FusedDiagonal | None = None
     withins: list[Within | None] | None = None  # what ps are parts of; None: all are whole
+    skip: Tensor | None = None  # on the device: not 0 where nothing may change; None: it may
 
     def take_parts(self, gs: Sequence[Tensor | None]) -> None:
         """Take what is here of this step's gradients, and of the parameters, from the group."""
@@ -96,6 +97,21 @@ def sorted_work(
             else:
                 work.append(Work(group, part, ps, mine, refresh=refresh))
     return work
+
+
+def portions_of(work: Work, limit: int) -> list[Work]:
+    """The same work in portions of at most `limit` elements (or one larger parameter)."""
+    parts = _portions(work.ps, list(range(len(work.ps))), limit)
+    return [
+        replace(
+            work,
+            where=[work.where[i] for i in part],
+            ps=[work.ps[i] for i in part],
+            rows=[work.rows[i] for i in part],
+            gs=[work.gs[i] for i in part],
+        )
+        for part in parts
+    ]
 
 
 def _portions(params: Tensors, where: list[int], limit: int) -> Iterable[list[int]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rootfree_lab.data.dataset import Dataset, images
 from rootfree_lab.data.errors import DataError, existing_folder, reading
-from rootfree_lab.data.plain_pickle import load_plain
+from rootfree_lab.data.plain_pickle import PickleError, array_of, read_plain
 
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -66,9 +66,15 @@ def _joined(parts: list[Part]) -> Part:
 def _pickled_part(path: Path, label_key: bytes) -> Part:
     with reading(path):
         content = path.read_bytes()
-        batch = load_plain(content, encoding="bytes")
-        rows = np.asarray(batch[b"data"], dtype=np.uint8)
-        labels = np.asarray(batch[label_key], dtype=np.int64)
+        batch = read_plain(content)
+        if not isinstance(batch, dict):
+            raise PickleError("it is no dictionary")
+        rows, numbers = array_of(batch[b"data"]), batch[label_key]
+        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 3 * _PIXELS:
+            raise ValueError(f"images of {rows.dtype} and shape {rows.shape}")
+        if not isinstance(numbers, list) or not all(type(n) is int for n in numbers):
+            raise ValueError("labels that are not whole numbers")
+        labels = np.array(numbers, dtype=np.int64)
         # Stored (n, 3 x 1024), one colour plane after the other.
         pixels = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         if len(pixels) != len(labels):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import tarfile
 import zipfile
 import zlib
@@ -15,12 +14,11 @@ class DataError(ValueError):
     """Data is missing, truncated or altered, or an argument about data is wrong."""
 
 
-# What reading a damaged file raises: gzip EOFError and zlib.error, zip BadZipFile, pickle and
-# Pillow OSError, ValueError, IndexError, KeyError, ...
+# What reading a damaged file raises: gzip EOFError and zlib.error, zip BadZipFile, Pillow OSError,
+# pickles ValueError, IndexError, KeyError, ...
 _DAMAGE = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, SyntaxError,
-    OverflowError, MemoryError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError,
-    tarfile.TarError,
+    OverflowError, MemoryError, zlib.error, zipfile.BadZipFile, tarfile.TarError,
 )  # fmt: skip
 
 

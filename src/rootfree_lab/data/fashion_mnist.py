@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from rootfree_lab.data.dataset import Dataset, images
 from rootfree_lab.data.errors import DataError, existing_folder, reading
+from rootfree_lab.data.unpacking import gunzip
 
 # Where the package dataset-fashion-mnist puts its files.
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -56,9 +56,7 @@ def _idx(folder: Path, name: str, *, axes: int) -> NDArray[Any]:
     if not path.exists() and (folder / name).exists():
         path = folder / name
     with reading(path):
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
+        content = gunzip(path) if path.suffix == ".gz" else path.read_bytes()
         if content[:4] != bytes([0, 0, _UNSIGNED_BYTE, axes]):
             raise ValueError(f"it is not an idx file of bytes with {axes} axes")
         start = 4 + 4 * axes

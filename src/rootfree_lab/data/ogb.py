@@ -18,8 +18,10 @@ from torch import Tensor
 
 from rootfree_lab.data.dataset import Dataset, Graph, Split
 from rootfree_lab.data.errors import existing_folder, reading
+from rootfree_lab.data.unpacking import Allowance
 
 _BLOCK = 1 << 26  # characters that are parsed at a time
+_LONGEST = 1 << 16  # characters of a line
 
 
 def read_ogbn_products(folder: Path) -> Dataset:
@@ -69,11 +71,13 @@ def _table(
     path = path.with_name(f"{path.name}.csv.gz")
     with reading(path):
         with gzip.open(path, "rb") as file:
-            first = file.readline()
+            allowance = Allowance(path)
+            first = file.readline(_LONGEST)
             found = first.count(b",") + 1
             blocks = [_numbers(first, found, dtype)]
             while block := file.read(_BLOCK):
-                blocks.append(_numbers(block + file.readline(), found, dtype))
+                allowance.take(len(block))
+                blocks.append(_numbers(block + file.readline(_LONGEST), found, dtype))
         table = np.concatenate(blocks)
         if len(table) != (rows or len(table)) or found != (columns or found):
             wanted = f"{rows or 'n'} x {columns or 'm'}"

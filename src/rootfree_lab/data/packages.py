@@ -19,6 +19,7 @@ from typing import IO
 
 from rootfree_lab.data.cache import sha256
 from rootfree_lab.data.errors import DataError, reading
+from rootfree_lab.data.unpacking import Allowance
 
 _TIMEOUT_S = 3600
 
@@ -103,27 +104,29 @@ def _run(package: Package, command: list[str], work: Path) -> None:
 
 
 def _unpack_tar(archive: Path, keep: tuple[str, ...], target: Path) -> None:
+    allowance = Allowance(archive)
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
             if member.isfile() and _matches(member.name, keep):
                 content = tar.extractfile(member)
                 if content is not None:
-                    _write(content, member.name, target)
+                    _write(content, member.name, target, allowance)
 
 
 def _unpack_zip(archive: Path, keep: tuple[str, ...], target: Path) -> None:
+    allowance = Allowance(archive)
     with zipfile.ZipFile(archive) as files:
         for member in files.infolist():
             if not member.is_dir() and _matches(member.filename, keep):
                 with files.open(member) as content:
-                    _write(content, member.filename, target)
+                    _write(content, member.filename, target, allowance)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def _write(content: IO[bytes], name: str, target: Path) -> None:
+def _write(content: IO[bytes], name: str, target: Path, allowance: Allowance) -> None:
     # The last part of the name only: no archive writes outside the target.
     with (target / PurePosixPath(name).name).open("wb") as file:
-        shutil.copyfileobj(content, file)
+        file.writelines(allowance.blocks(content))

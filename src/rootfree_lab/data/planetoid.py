@@ -17,6 +17,7 @@ from torch import Tensor
 from rootfree_lab.data.dataset import Dataset, Graph, Split
 from rootfree_lab.data.errors import existing_folder, reading
 from rootfree_lab.data.planetoid_files import has_published_files, read_published
+from rootfree_lab.data.unpacking import check_zip
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -37,8 +38,10 @@ def read_planetoid(folder: Path, name: str) -> Dataset:
         path, arrays = raw, read_published(raw, name)
     else:
         # Without pickle, so that a file cannot run code; the archive has checksums.
-        with reading(path), np.load(path, allow_pickle=False) as stored:
-            arrays = {field: stored[field] for field in _FIELDS}
+        with reading(path):
+            check_zip(path)
+            with np.load(path, allow_pickle=False) as stored:
+                arrays = {field: stored[field] for field in _FIELDS}
     with reading(path):
         features = _dense_features(arrays)
         graph = _graph(arrays, features)

@@ -7,7 +7,6 @@ node, with a one in the column of its class.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rootfree_lab.data.errors import reading
-from rootfree_lab.data.plain_pickle import load_plain
+from rootfree_lab.data.plain_pickle import Made, array_of, fields_of, read_plain, what_is
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -29,7 +28,7 @@ def has_published_files(folder: Path, name: str) -> bool:
 
 def read_published(folder: Path, name: str) -> Arrays:
     """The arrays of `NAME.npz` from the published files."""
-    parts = {part: _unpickled(folder / f"ind.{name}.{part}") for part in _PARTS}
+    parts = {part: _read(folder / f"ind.{name}.{part}", part) for part in _PARTS}
     path = folder / f"ind.{name}.test.index"
     with reading(path):
         order = np.array([int(word) for word in path.read_text().split()], dtype=np.int64)
@@ -78,15 +77,23 @@ def _classes(hot: NDArray[Any]) -> NDArray[np.int64]:
 
 
 class _Rows:
-    """A matrix in compressed sparse rows, with nothing of the class that was pickled but data."""
+    """A matrix in compressed sparse rows."""
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __init__(self, made: Any) -> None:
+        state = fields_of(made, *_MATRICES)
         shape = state["_shape"] if "_shape" in state else state["shape"]
-        self.rows, self.columns = (int(d) for d in shape)
-        self._data, self._indices = np.asarray(state["data"]), np.asarray(state["indices"])
-        self._starts = np.asarray(state["indptr"])
-        if len(self._starts) != self.rows + 1 or self._starts[-1] != len(self._data):
+        if not isinstance(shape, tuple) or [type(d) for d in shape] != [int, int]:
+            raise ValueError("a matrix has no shape")
+        self.rows, self.columns = shape
+        self._data, self._indices, starts = (
+            array_of(state[name]) for name in ("data", "indices", "indptr")
+        )
+        counts = np.diff(starts)
+        sound = starts.ndim == self._data.ndim == 1 and len(starts) == self.rows + 1
+        sound = sound and self._data.shape == self._indices.shape and starts[0] == 0
+        if not sound or starts[-1] != len(self._data) or (counts < 0).any():
             raise ValueError("a matrix is not in compressed sparse rows")
+        self._starts = starts
 
     def row(self, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Columns and values of a row."""
@@ -94,28 +101,31 @@ class _Rows:
         return self._indices[part], self._data[part]
 
 
-def _made(kind: type, base: type, state: Any) -> Any:
-    """What copyreg's `_reconstructor` gives, for the classes that are allowed."""
-    return kind()
+# Where scipy had the class, in its versions.
+_MATRICES = (
+    "scipy.sparse.csr.csr_matrix", "scipy.sparse._csr.csr_matrix", "scipy.sparse.csr_matrix",
+)  # fmt: skip
 
 
-_ALLOWED = {
-    ("collections", "defaultdict"): defaultdict,
-    **{
-        (module, name): kind
-        for module in ("builtins", "__builtin__")
-        for name, kind in (("list", list), ("object", object))
-    },
-    **{(module, "_reconstructor"): _made for module in ("copyreg", "copy_reg")},
-    # Where scipy had the class, in its versions.
-    **{
-        (module, "csr_matrix"): _Rows
-        for module in ("scipy.sparse.csr", "scipy.sparse._csr", "scipy.sparse")
-    },
-}
+def _neighbours(made: Any) -> dict[int, list[int]]:
+    """The graph: a defaultdict from each node to the nodes near it."""
+    graph = made.items if isinstance(made, Made) and made.name == _DEFAULTDICT else made
+    if not isinstance(graph, dict):
+        raise ValueError(f"it has {what_is(made)} where a dictionary should be")
+    for node, near in graph.items():
+        if type(node) is not int or not isinstance(near, list):
+            raise ValueError("the graph has a node without a list of neighbours")
+        if not all(type(other) is int for other in near):
+            raise ValueError("the graph has a neighbour that is no number")
+    return graph  # type: ignore[return-value]
 
 
-def _unpickled(path: Path) -> Any:
+_DEFAULTDICT = "collections.defaultdict"
+
+
+def _read(path: Path, part: str) -> Any:
     with reading(path):
-        # Written by Python 2: its strings are bytes.
-        return load_plain(path.read_bytes(), encoding="latin1", allowed=_ALLOWED)
+        made = read_plain(path.read_bytes())
+        if part == "graph":
+            return _neighbours(made)
+        return _Rows(made) if part.endswith("x") else array_of(made)

@@ -114,9 +114,7 @@ IF_FACTOR = Method(
 )
 RF_SHAMPOO = Method(
     "RF-Shampoo",
-    partial(
-        rootfree.RFShampoo, rate_by_rank=False, factor_norm=None, init_scale=1.0, **_whole
-    ),
+    partial(rootfree.RFShampoo, rate_by_rank=False, factor_norm=None, init_scale=1.0, **_whole),
     (VECTOR, MATRIX, TENSOR),
     _matrices_start,
     kronecker=True,

@@ -61,7 +61,7 @@ class _RunsCode:
 def test_a_pickle_cannot_run_code(tmp_path, capsys):
     written.cifar10_folder(tmp_path / "c")
     (tmp_path / "c" / "data_batch_2").write_bytes(pickle.dumps({b"data": _RunsCode()}))
-    with pytest.raises(DataError, match=r"data_batch_2 .*refers to \w*builtin\w*\.print"):
+    with pytest.raises(DataError, match=r"data_batch_2 .*it has \w*builtin\w*\.print"):
         load("cifar10", folder=tmp_path / "c")
     assert capsys.readouterr().out == ""
 

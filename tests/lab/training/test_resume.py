@@ -110,6 +110,7 @@ def test_another_configs_checkpoint_is_refused(tmp_path, make_config):
     with pytest.raises(Interrupted):
         train(make_config(), out=tmp_path, stop=stop, watchers=[Parameters(stop, 2)])
     other = make_config(steps=9)
+    checkpoint_path(tmp_path, make_config()).rename(checkpoint_path(tmp_path, other))
     with pytest.raises(CheckpointError, match=r"another config .*train\.steps"):
         train(other, out=tmp_path, resume=True)
 

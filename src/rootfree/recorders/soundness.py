@@ -1,0 +1,93 @@
+"""Whether what was recorded is the whole truth: looked at once for each parameter and module.
+
+Hooks see what goes through a module. They do not see that a weight is also used elsewhere, that it
+is made by a hook, or that examples are not on the first axis. Each can be told from gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rootfree.recorders.grams import wide_dtype
+
+# Products in half precision are off by some thousandths.
+_TOLERANCE = 0.02
+NOT_WHOLE = (
+    "what went through its modules is not its whole gradient: it is used elsewhere too (tied, or "
+    "by a function), made by a hook (weight_norm, spectral_norm), or its module mixes examples"
+)
+# The part of a gradient that must be where the example is.
+_MOST = 0.9
+
+
+class WholeGradients:
+    """The gradients of some parameters over a context, to be compared with what was recorded."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()  # ids of parameters that were looked at
+        self._totals: dict[int, dict[int, Tensor]] = {}  # by parameter and backward pass
+
+    def install(
+        self, params: Sequence[nn.Parameter], scale_of: Callable[[Tensor], Any]
+    ) -> list[Any]:
+        """Hooks that keep the gradients of parameters that were not looked at yet."""
+        self._totals = {}
+
+        def keep(p: nn.Parameter, grad: Tensor) -> None:
+            wide = grad.detach().to(wide_dtype(grad.dtype)) / scale_of(grad)
+            self._totals.setdefault(id(p), {})[this_backward()] = wide
+
+        waiting = [p for p in params if p.requires_grad and id(p) not in self._known]
+        return [p.register_hook(partial(keep, p)) for p in waiting]
+
+    def waits_for(self, p: Tensor) -> bool:
+        """Whether a parameter was not looked at yet."""
+        return id(p) not in self._known
+
+    def contradicts(self, p: Tensor, recorded: Mapping[int, Callable[[], Tensor]]) -> bool:
+        """Whether what was recorded of `p` is not its gradient; waits for the device once.
+
+        `recorded`: the gradient of each backward pass as far as it was recorded.
+        """
+        totals = self._totals.pop(id(p), {})
+        passes = [number for number in recorded if number in totals]
+        whole = [totals[number] for number in passes]
+        if not any(bool(total.any()) for total in whole):
+            return False  # nothing to compare with: another time
+        self._known.add(id(p))
+        total = torch.stack(whole).sum(0)
+        found = torch.stack([recorded[number]() for number in passes]).sum(0).reshape(total.shape)
+        return not bool((found - total).norm() <= _TOLERANCE * total.norm())
+
+
+def this_backward() -> int:
+    """The number of the backward pass that is under way."""
+    return torch._C._current_graph_task_id()
+
+
+def which_have_examples_first(output: Any, n: int | None, edges: Sequence[Any]) -> list[bool]:
+    """Whether what is at each edge of the graph has its examples on the first axis.
+
+    A function of the first example's outputs then has its gradient in the first row. Where that
+    cannot be asked (outputs that are not one tensor with a row for each example) it is not known,
+    and the answer is no.
+    """
+    if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != n:
+        return [False] * len(edges)
+    first = output[0].flatten()
+    weights = torch.arange(1, first.numel() + 1, device=output.device, dtype=first.dtype).cos()
+    value = (first * weights).sum()
+    if not value.requires_grad:
+        return [False] * len(edges)
+    gradients = torch.autograd.grad(value, edges, retain_graph=True, allow_unused=True)
+    return [g is not None and _is_in_the_first_row(g) for g in gradients]
+
+
+def _is_in_the_first_row(g: Tensor) -> bool:
+    energy = g.detach().float().square()
+    return bool(energy.any()) and bool(energy[0].sum() >= _MOST * energy.sum())

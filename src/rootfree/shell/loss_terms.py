@@ -1,0 +1,140 @@
+"""How many terms a loss averages: counted from inputs, checked by the gradient of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+Count = Callable[[tuple[Any, ...], dict[str, Any]], int]
+
+#: the label that cross entropy leaves out
+IGNORED = -100
+# Models that compare each token with the next: the first label of a sequence is never used.
+_SHIFTING = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
+
+
+def counter_of(count: Any, model: nn.Module) -> tuple[Count, bool]:
+    """The function that counts, and whether its result is a guess that may deserve a warning."""
+    if count is None or count == "examples":
+        return first_length, count is None
+    if count == "tokens":
+        return partial(tokens, shifts=_shifts_labels(model)), False
+    if callable(count):
+        return count, False
+    raise ValueError(f"count must be None, 'examples', 'tokens' or a function, got {count!r}")
+
+
+def first_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The first axis of the first tensor in the arguments, positional ones first."""
+    for tensor in tensors_in((args, kwargs)):
+        if tensor.dim() > 0:
+            return tensor.shape[0]
+    raise ValueError("no tensor with an axis in the model's inputs: give track_batch_size a count")
+
+
+def tokens(args: tuple[Any, ...], kwargs: dict[str, Any], *, shifts: bool) -> int:
+    """Labels that the loss averages over; without labels, numbers in the first tensor of ids.
+
+    `shifts`: the model does without the first label of each sequence.
+    """
+    labels = next(_named("labels", (args, kwargs)), None)
+    if labels is not None:
+        if shifts:
+            labels = labels[..., 1:]
+        return int((labels != IGNORED).sum())
+    for tensor in tensors_in((args, kwargs)):
+        if tensor.dim() > 0 and _is_integer(tensor):
+            return tensor.numel()
+    raise ValueError(
+        "count='tokens' found no labels and no tensor of token numbers in the model's inputs: give "
+        "track_batch_size a function as count"
+    )
+
+
+def doubt_about_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """What speaks against a count of examples, seen from the inputs."""
+    first = next((t for t in tensors_in((args, kwargs)) if t.dim() > 0), None)
+    if first is None or not _is_integer(first) or first[0].numel() < 2:
+        return None
+    return (
+        f"the model's first input has whole numbers of shape {tuple(first.shape)}. If these are "
+        "tokens, and the loss is a mean over tokens, give count='tokens'"
+    )
+
+
+def doubt_about_loss(gradient: Tensor, counted: int) -> str | None:
+    """What speaks against a count, seen from the gradient of the loss with respect to the output.
+
+    Cross entropy is known by its gradient, which adds up to zero over the classes, or is there for
+    one class alone. A loss with any other gradient is taken for a mean over all numbers.
+    """
+    if gradient.dim() < 2 or len(gradient) != counted or gradient.numel() == counted:
+        return None
+    g = gradient.detach().float()
+    classes = next((axis for axis in (1, g.dim() - 1) if _is_cross_entropy(g, axis)), None)
+    terms = g.numel() if classes is None else g.numel() // g.shape[classes]
+    if terms == counted:
+        return None
+    kind = "its gradient is not that of a cross entropy" if classes is None else "cross entropy"
+    return (
+        f"the model's output has shape {tuple(g.shape)}; if the loss ({kind}) is a mean over "
+        f"{terms} numbers, not over {counted}, give a function as count"
+    )
+
+
+def _is_cross_entropy(g: Tensor, axis: int) -> bool:
+    sums, sizes = g.sum(axis).abs(), g.abs().sum(axis)
+    single = bool(((g != 0).sum(axis) <= 1).all()) and g.shape[axis] > 1
+    # Half precision leaves some hundredths of the sum.
+    return single or bool((sums <= 0.02 * sizes).all())
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex()) and str(tensor.dtype) not in (
+        "torch.bool",
+        "torch.uint8",  # images
+    )
+
+
+def _shifts_labels(model: nn.Module) -> bool:
+    """Whether a model, or what it wraps, compares each token with the next."""
+    seen: list[Any] = [model]
+    while len(seen) < 8:
+        inner = getattr(seen[-1], "_orig_mod", getattr(seen[-1], "module", None))
+        if not isinstance(inner, nn.Module):
+            break
+        seen.append(inner)
+    return any(type(each).__name__.endswith(_SHIFTING) for each in seen)
+
+
+def _named(name: str, tree: Any) -> Iterator[Tensor]:
+    """Tensors with a name in dicts and dataclasses."""
+    if isinstance(tree, Mapping):
+        if isinstance(tree.get(name), Tensor):
+            yield tree[name]
+        for value in tree.values():
+            yield from _named(name, value)
+    elif isinstance(tree, (tuple, list)):
+        for value in tree:
+            yield from _named(name, value)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        yield from _named(name, {f.name: getattr(tree, f.name) for f in fields(tree)})
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Tensors, nested ones included, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_in(value)
+    elif isinstance(tree, (tuple, list)):
+        for value in tree:
+            yield from tensors_in(value)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            yield from tensors_in(getattr(tree, field.name))

@@ -1,0 +1,153 @@
+"""Steps with a gradient that is not finite: left out, refused, or taken as they are.
+
+One number that is not finite would stay in momenta and factors for good. Whether there is one is
+asked of all gradients before anything changes. On a CPU the answer is read. Elsewhere it stays on
+the device, as a flag: kernels read it and write nothing, and what torch functions changed is put
+back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from rootfree.shell.checks import OneOf
+from rootfree.shell.summary import named_groups
+from rootfree.shell.work import Work
+
+_mode = OneOf(("skip", "raise", "propagate"))
+
+
+class Watch:
+    """Looks at the gradients of a step before anything changes, and counts what is left out."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode: str = _mode("nonfinite", mode)
+        self._counts: dict[torch.device, Tensor] = {}
+
+    def look(self, work: Sequence[Work], groups: Sequence[dict[str, Any]]) -> bool:
+        """Whether to go on: not where the host knows that a gradient is not finite.
+
+        Where it does not know, `skip` in the work says so on the device.  Changes work.
+        """
+        for w in work:
+            w.skip = None
+        flags = {} if self.mode == "propagate" else find_nonfinite(work)
+        if self.mode == "raise":
+            if any(map(bool, flags.values())):
+                _refuse(groups)
+        elif flags:
+            # One device counts: a CPU, if there is one, for all of them.
+            device = next(filter(host_reads, flags), next(iter(flags)))
+            self.count_on(device).add_(flags[device].to(torch.int64))
+            if host_reads(device):
+                return not flags[device]
+            for w in work:
+                w.skip = flags[w.ps[0].device]
+        return True
+
+    def count_on(self, device: torch.device) -> Tensor:
+        """How many steps a device left out; there before it is needed, which may be in a graph."""
+        if device not in self._counts:
+            self._counts[device] = torch.zeros((), dtype=torch.int64, device=device)
+        return self._counts[device]
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were left out; reading it waits for the devices."""
+        return sum(int(count) for count in self._counts.values())
+
+
+def host_reads(device: torch.device) -> bool:
+    """Whether the host reads flags on a device: where that waits for nothing."""
+    return device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def find_nonfinite(work: Sequence[Work]) -> dict[torch.device, Tensor]:
+    """On each device of the work: 1 if any gradient, on whatever device, is not finite, else 0.
+
+    All ranks find the same: a gradient that was averaged over ranks is not finite on any of them,
+    and the shards of a gradient (a DTensor) are asked about together.
+    """
+    found: dict[torch.device, list[Tensor]] = {}
+    params: dict[torch.device, list[Tensor]] = {}
+    for w in work:
+        if not isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
+            found.setdefault(w.ps[0].device, []).extend(w.gs)
+            whole = [w.group["params"][i] for i in w.where]
+            params.setdefault(w.ps[0].device, []).extend(whole)
+    flags = {device: _flag(gs, device, params[device]) for device, gs in found.items()}
+    if len(flags) > 1:
+        votes = list(flags.values())
+        flags = {device: torch.stack([v.to(device) for v in votes]).amax() for device in flags}
+    return flags
+
+
+def _flag(gs: Sequence[Tensor], device: torch.device, params: Sequence[Tensor] = ()) -> Tensor:
+    """1 if a number in the gradients of `params` is not finite, else 0: float32, on the device.
+
+    Of sharded parameters gs are the local parts.
+    """
+    local = [g for g in gs if g.numel() > 0]
+    if host_reads(device):
+        flag = torch.tensor(0.0 if all_finite(local) else 1.0)
+    else:
+        norms = torch._foreach_norm(local, math.inf) if local else [torch.zeros((), device=device)]
+        if len({norm.dtype for norm in norms}) > 1:
+            norms = [norm.double() for norm in norms]
+        flag = 1 - torch.stack(list(norms)).isfinite().all().float()
+    for group in _process_groups(params):
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
+    return flag
+
+
+def all_finite(gs: list[Tensor]) -> bool:
+    """Whether all numbers are finite; the host waits for the answer."""
+    # Fast, and sure if it says yes; sums of squares overflow where no number does.
+    norms = [norm.double() for norm in torch._foreach_norm(gs)] if gs else []
+    return not norms or bool(torch.stack(norms).isfinite().all()) or _each_finite(gs)
+
+
+def _each_finite(gs: Sequence[Tensor]) -> bool:
+    return all(bool(g.isfinite().all()) for g in gs)
+
+
+def _process_groups(params: Iterable[Tensor]) -> list[Any]:
+    """Those over which parameters are sharded, in an order that is the same on all ranks."""
+    meshes = dict.fromkeys(p.device_mesh for p in params if hasattr(p, "device_mesh"))
+    return [mesh.get_group(axis) for mesh in meshes for axis in range(mesh.ndim)]
+
+
+def _refuse(groups: Sequence[dict[str, Any]]) -> None:
+    """Say which gradient is not finite."""
+    for group, names in named_groups(groups):
+        for name, p in zip(names, group["params"], strict=True):
+            g = getattr(p.grad, "_local_tensor", p.grad)
+            if g is not None and not _each_finite([g]):
+                raise FloatingPointError(
+                    f"the gradient of parameter {name} of shape {tuple(p.shape)} is not finite; "
+                    "nothing was changed. nonfinite='skip' leaves such steps out"
+                )
+    raise FloatingPointError("a gradient on another rank is not finite; nothing was changed")
+
+
+@contextmanager
+def unchanged_if(flag: Tensor | None, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """What is done to tensors inside is undone, on the device, if the flag is set.
+
+    For steps without kernels: they take a copy of what they change, for as long as they last.
+    """
+    if flag is None:
+        yield
+        return
+    tensors = [getattr(t, "_local_tensor", t) for t in tensors]
+    copies = [t.clone() for t in tensors]
+    yield
+    for t, copy in zip(tensors, copies, strict=True):
+        t.copy_(torch.where(flag != 0, copy, t))

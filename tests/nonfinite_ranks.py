@@ -1,0 +1,52 @@
+"""One of two ranks with sharded parameters; run as a script by test_nonfinite.py.
+
+Arguments: rank, address of the process group. Prints, as JSON, for each way to decide: how many
+steps were left out, and whether the parameters stayed finite.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import rootfree
+from rootfree.shell import nonfinite
+
+
+def main(rank: int, address: str) -> None:
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+
+    def sharded(t: torch.Tensor) -> torch.Tensor:
+        return distribute_tensor(t, mesh, [Shard(0)])
+
+    seen = {}
+    for way in ("host", "device"):
+        if way == "device":
+            nonfinite.host_reads = lambda device: False
+        # The second rank has nothing of the second parameter.
+        p, q = nn.Parameter(sharded(torch.ones(3, 4))), nn.Parameter(sharded(torch.ones(1)))
+        optimizer = rootfree.RFRMSprop([p, q], batch_size=1)
+        for bad in (1.0, math.nan, 1.0):
+            g = torch.ones(3, 4)
+            g[2, 0] = bad  # on the second rank
+            p.grad, q.grad = sharded(g), sharded(torch.ones(1))
+            optimizer.step()
+        finite = all(bool(t.to_local().isfinite().all()) for t in (p, q))
+        seen[way] = [optimizer.skipped_steps, finite]
+    dist.barrier()
+    print(json.dumps(seen), flush=True)
+    # gloo's threads now and then abort the shutdown of the interpreter; there is nothing to close.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,111 @@
+"""One gradient far beyond all others: nothing leaves the range, and training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rootfree
+
+B = {"batch_size": 16}
+METHODS: dict[str, Callable[..., Any]] = {
+    "RFRMSprop": lambda ps: rootfree.RFRMSprop(ps, **B),
+    "RFRMSprop-no-limit": lambda ps: rootfree.RFRMSprop(ps, max_update=None, **B),
+    "RFRMSprop-bf16": lambda ps: rootfree.RFRMSprop(ps, state_dtype=torch.bfloat16, **B),
+    "RFAdagrad": lambda ps: rootfree.RFAdagrad(ps, **B),
+    "RFAdamW": lambda ps: rootfree.RFAdamW(ps, **B),
+    "RFFullAdagrad": lambda ps: rootfree.RFFullAdagrad(ps, **B),
+    "IFFullAdagrad": lambda ps: rootfree.IFFullAdagrad(ps, **B),
+    "IFFullAdagrad-covariance": lambda ps: rootfree.IFFullAdagrad(ps, form="covariance", **B),
+    "RFShampoo": lambda ps: rootfree.RFShampoo(ps, **B),
+    "IFShampoo": lambda ps: rootfree.IFShampoo(ps, **B),
+    "IFWhitening": lambda ps: rootfree.IFWhitening(ps),
+}
+
+
+def train(make, factor: float, *, at: int = 5, steps: int = 12, always: bool = False):
+    """Least squares; the gradients of one step, or of all, are multiplied by a factor.
+
+    Returns the optimizer, the distance to the solution and the largest move of a parameter.
+    """
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    optimizer = make(model.parameters())
+    draw = torch.Generator().manual_seed(0)
+    solution = torch.randn(4, 3, generator=draw)
+    largest = 0.0
+    for step in range(steps):
+        x = torch.randn(16, 4, generator=draw)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x @ solution).backward()
+        if step == at or always:
+            for p in model.parameters():
+                p.grad.mul_(factor)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step()
+        pairs = zip(model.parameters(), before, strict=True)
+        largest = max(largest, *[(p - q).abs().max().item() for p, q in pairs])
+    return optimizer, (model.weight.T - solution).norm().item(), largest
+
+
+def finite(optimizer) -> bool:
+    rows = optimizer.state.values()
+    tensors = [*optimizer.state, *(t for row in rows for t in row.values())]
+    return all(bool(t.isfinite().all()) for t in tensors)
+
+
+@cache
+def usual_move(method: str) -> float:
+    """The largest move of a parameter without an outlier."""
+    return train(METHODS[method], 1.0)[2]
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e25, 1e36], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_an_outlier_stays_in_range_and_moves_nothing_far(method, factor):
+    usual = usual_move(method)
+    for always in (False, True):
+        optimizer, _, largest = train(METHODS[method], factor, always=always)
+        assert finite(optimizer)
+        assert largest <= 3 * usual
+
+
+#: steps after which an outlier is forgotten; RFAdagrad forgets nothing
+FORGOTTEN = {"RFRMSprop": 600, "RFAdamW": 600, "RFShampoo": 400, "IFShampoo": 60}
+
+
+@pytest.mark.parametrize("method", FORGOTTEN)
+def test_an_outlier_is_forgotten(method):
+    """s = inf, or S = NaN, would stay for ever."""
+    make, steps = METHODS[method], FORGOTTEN[method]
+    _, there, _ = train(make, 1e25, at=5, steps=6)
+    _, found, _ = train(make, 1e25, steps=steps)
+    _, usual, _ = train(make, 1.0, steps=steps)
+    assert usual < there
+    # at least half of the way that goes without the outlier
+    assert there - found > 0.5 * (there - usual), (there, found, usual)
+
+
+@pytest.mark.parametrize("method", [rootfree.RFRMSprop, rootfree.RFAdamW])
+@pytest.mark.parametrize("max_update", [0.03, None])
+def test_kernels_limit_outliers_as_the_rules_do(method, max_update):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = []
+    for fused in (True, False):
+        p = nn.Parameter(torch.ones(5, device=device))
+        optimizer = method([p], batch_size=16, max_update=max_update, fused=fused)
+        for size in (1.0, 1e6, 1.0, 1e25, 3e38):
+            p.grad = size * torch.tensor([1.0, -0.5, 0.0, 0.1, -1.0], device=device)
+            optimizer.step()
+        found.append([p.detach(), *optimizer.state[p].values()])
+    for mine, expected in zip(*found, strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)

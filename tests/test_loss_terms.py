@@ -1,0 +1,243 @@
+"""Counting B: tokens, warnings where a count can be wrong, wrappers, and hooks that go."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, l1_loss, log_softmax, mse_loss, nll_loss
+
+import rootfree
+
+VOCABULARY = 11
+
+
+class Language(nn.Module):
+    """Logits of the next token, and the loss if there are labels, as Hugging Face has them."""
+
+    shifted = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 4)
+        self.head = nn.Linear(4, VOCABULARY)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None):
+        logits = self.head(self.embedding(input_ids))
+        if labels is None:
+            return logits
+        if self.shifted:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return OrderedDict(loss=loss, logits=logits)
+
+
+class TinyForCausalLM(Language):
+    shifted = True
+
+
+class Wrapped(nn.Module):
+    """Like DistributedDataParallel."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+def optimizer_of(model: nn.Module) -> rootfree.RFRMSprop:
+    return rootfree.RFRMSprop(model.parameters())
+
+
+def counted(model: nn.Module, forward, **options) -> int:
+    """B of one step; any warning is an error."""
+    optimizer = optimizer_of(model)
+    with rootfree.track_batch_size(model, optimizer, **options), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forward(model).backward()
+        optimizer.step()
+    return optimizer.batch_size
+
+
+# -- tokens ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "B"),
+    [
+        (TinyForCausalLM, 16 * 31),
+        (lambda: Wrapped(TinyForCausalLM()), 16 * 31),
+        (Language, 16 * 32),
+    ],
+    ids=["shifted", "wrapped", "not shifted"],
+)
+def test_labels_are_counted_as_the_model_uses_them(make, B):
+    ids = torch.randint(VOCABULARY, (16, 32))
+    found = counted(make(), lambda m: m(input_ids=ids, labels=ids)["loss"], count="tokens")
+    assert found == B
+
+
+@pytest.mark.parametrize("make", [Language, TinyForCausalLM])
+def test_labels_that_are_left_out_are_not_counted(make):
+    """The gradient of the mean over all is that of the sum over those that count, divided by B."""
+    ids = torch.randint(VOCABULARY, (3, 5))
+    labels = ids.clone()
+    labels[0, 2:] = -100
+    labels[1, 0] = -100
+    model = make()
+    B = counted(copy.deepcopy(model), lambda m: m(ids, labels=labels)["loss"], count="tokens")
+    model(ids, labels=labels)["loss"].backward()
+    mean = model.head.bias.grad.clone()
+    model.zero_grad()
+    logits = model(ids)
+    if make.shifted:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+    torch.testing.assert_close(model.head.bias.grad, B * mean)
+
+
+def test_without_labels_the_ids_are_counted():
+    ids = torch.randint(VOCABULARY, (4, 6))
+
+    def loss(model):
+        return cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+    assert counted(Language(), loss, count="tokens") == 24
+
+
+def test_tokens_need_integers():
+    model = nn.Linear(3, 1)
+    optimizer = optimizer_of(model)
+    rootfree.track_batch_size(model, optimizer, "tokens")
+    with pytest.raises(ValueError, match="no labels and no tensor of token numbers"):
+        model(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("count", ["token", 3, ("tokens",)])
+def test_other_counts_are_refused(count):
+    model = nn.Linear(3, 1)
+    optimizer = optimizer_of(model)
+    with pytest.raises(ValueError, match="count must be None, 'examples', 'tokens' or a function"):
+        rootfree.track_batch_size(model, optimizer, count)
+    assert optimizer._batch_counter is None
+    assert not model._forward_hooks
+
+
+# -- warnings --------------------------------------------------------------------------------
+
+x = torch.randn(32, 3)
+LOSSES = {
+    "mse over outputs": (4, lambda y: mse_loss(y, torch.zeros_like(y)), 128),
+    "l1 over outputs": (4, lambda y: l1_loss(y, torch.ones_like(y)), 128),
+    "mse over one output": (1, lambda y: mse_loss(y, torch.zeros_like(y)), None),
+    "cross entropy": (4, lambda y: cross_entropy(y, torch.arange(32) % 4), None),
+    "its log": (4, lambda y: nll_loss(log_softmax(y, 1), torch.arange(32) % 4), None),
+}
+
+
+class Reshaped(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.linear, self.shape = nn.Linear(3, torch.Size(shape).numel()), shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).view(len(x), *self.shape)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mean_over_more_than_the_first_axis_is_told(loss, dtype):
+    outputs, function, terms = LOSSES[loss]
+    model = nn.Linear(3, outputs).to(dtype)
+    if terms is None:
+        assert counted(model, lambda m: function(m(x.to(dtype)))) == 32
+        return
+    with pytest.raises(UserWarning, match=rf"counts 32 loss terms.*mean over {terms} numbers"):
+        counted(model, lambda m: function(m(x.to(dtype))))
+    # Who knows better says so.
+    assert counted(model, lambda m: function(m(x.to(dtype))), count="examples") == 32
+
+
+def test_cross_entropy_over_positions_is_told():
+    y = torch.arange(160).view(32, 5) % 4
+    with pytest.raises(UserWarning, match="mean over 160 numbers, not over 32"):
+        counted(Reshaped(4, 5), lambda m: cross_entropy(m(x), y))
+
+
+def test_sequences_of_integers_are_told():
+    ids = torch.randint(VOCABULARY, (4, 6))
+    with pytest.raises(UserWarning, match=r"whole numbers of shape \(4, 6\).*count='tokens'"):
+        counted(Language(), lambda m: m(ids).mean())
+
+
+def test_several_forward_passes_in_one_backward_pass_are_told():
+    with pytest.raises(UserWarning, match="counts 64 loss terms, but several forward passes"):
+        counted(nn.Linear(3, 1), lambda m: (m(x) * m(-x)).mean())
+
+
+def test_a_warning_is_given_once():
+    model = nn.Linear(3, 4)
+    optimizer = optimizer_of(model)
+    with rootfree.track_batch_size(model, optimizer), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert len(seen) == 1
+
+
+# -- wrappers and hooks ----------------------------------------------------------------------
+
+
+@dataclass
+class AcceleratedOptimizer:
+    """As Accelerate wraps one."""
+
+    optimizer: torch.optim.Optimizer
+
+
+def test_wrapped_optimizers_are_looked_through():
+    model = nn.Linear(3, 1)
+    inner = optimizer_of(model)
+    rootfree.track_batch_size(model, AcceleratedOptimizer(AcceleratedOptimizer(inner)))
+    model(x).mean().backward()
+    inner.step()
+    assert inner.batch_size == 32
+    with pytest.raises(TypeError, match="got AcceleratedOptimizer"):
+        rootfree.track_batch_size(
+            model, AcceleratedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+        )
+
+
+def test_an_optimizer_that_goes_takes_its_hook_along():
+    model = nn.Linear(3, 1)
+    optimizer = optimizer_of(model)
+    handle = rootfree.track_batch_size(model, optimizer)
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None  # neither the model nor the handle keeps it
+    model(x).mean().backward()
+    del handle
+    gc.collect()
+    assert not model._forward_hooks
+
+
+def test_tracking_goes_on_without_the_handle():
+    model = nn.Linear(3, 1)
+    optimizer = optimizer_of(model)
+    rootfree.track_batch_size(model, optimizer)
+    gc.collect()
+    model(x).mean().backward()
+    optimizer.step()
+    assert optimizer.batch_size == 32
