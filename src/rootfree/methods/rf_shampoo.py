@@ -13,6 +13,7 @@ from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import factor_rates
 from rootfree.placement.sharded import Sharded
 from rootfree.rules import rf_shampoo
+from rootfree.rules.rf_shampoo import LARGEST_ROOT
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.checks import boolean
 from rootfree.shell.options import BLOCK_OPTIONS, INVERSE_FREE_OPTIONS
@@ -46,7 +47,7 @@ def _start_(structures: Structures, state: State, root: Tensor) -> None:
     `root` (b,) is √(tr H/D), as in inverse-free Shampoo.
     """
     fresh = ~state["started"] & (root > 0) & root.isfinite()
-    scale = torch.where(fresh, root.clamp(min=1e-15).pow(2 / len(structures)), 1.0)
+    scale = torch.where(fresh, root.clamp(1e-15, LARGEST_ROOT).pow(2 / len(structures)), 1.0)
     for n in range(len(structures)):
         state[f"factor{n}"].mul_(per_block(scale, state[f"factor{n}"]))  # still I where it is fresh
         state[f"inverse{n}"].div_(per_block(scale, state[f"inverse{n}"]))
