@@ -454,11 +454,11 @@ def test_a_step_without_gradients_needs_no_count():
     assert optimizer.batch_size is None
 
 
-@pytest.mark.parametrize("value", [0, -3, 2.0, "8", None, True])
+@pytest.mark.parametrize("value", [-3, 2.0, "8", None, True])
 def test_a_bad_count_is_refused_in_the_forward_pass(value):
     model, _, _ = tracked(count=lambda args, kwargs: value)
     with pytest.raises(
-        (TypeError, ValueError), match="count of loss terms must be a positive integer, got"
+        (TypeError, ValueError), match="count of loss terms must be an integer of at least 0, got"
     ):
         model(torch.randn(8, 3))
 

@@ -501,11 +501,3 @@ def test_a_bad_late_group_changes_nothing():
         )
     assert len(optimizer.param_groups) == 1
     assert len(optimizer.state) == 1
-
-
-def test_sharded_parameters_are_refused_by_name():
-    class Sharded(nn.Parameter):
-        def full_tensor(self): ...
-
-    with pytest.raises(TypeError, match=r"parameter w of shape \(2, 2\) is sharded \(a DTensor\)"):
-        rootfree.IFShampoo([("w", Sharded(torch.ones(2, 2)))], batch_size=1)

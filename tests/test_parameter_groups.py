@@ -341,10 +341,6 @@ def test_a_compiled_model_is_looked_through():
 # --- what is refused ----------------------------------------------------------------------------
 
 
-class Sharded(nn.Parameter):
-    full_tensor = None
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -380,7 +376,3 @@ def test_bad_models():
         rootfree.parameter_groups(nn.Linear(3, 2).requires_grad_(False))
     with pytest.raises(ValueError, match=r"parameter 0\.weight has no shape yet"):
         rootfree.parameter_groups(nn.Sequential(nn.LazyLinear(3)))
-    model = nn.Linear(3, 2)
-    model.weight = Sharded(torch.ones(2, 3))
-    with pytest.raises(TypeError, match=r"parameter weight of shape \(2, 3\) is sharded"):
-        rootfree.parameter_groups(model)

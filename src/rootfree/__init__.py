@@ -9,6 +9,8 @@ from rootfree.methods.rf_adamw import RFAdamW
 from rootfree.methods.rf_full_adagrad import RFFullAdagrad
 from rootfree.methods.rf_rmsprop import RFRMSprop
 from rootfree.methods.rf_shampoo import RFShampoo
+from rootfree.placement.full_state import full_state_dict
+from rootfree.placement.sharded import Sharded
 from rootfree.recorders import (
     HutchinsonDiagonal,
     KFACRecorder,
@@ -40,7 +42,9 @@ __all__ = [
     "RFRMSprop",
     "RFShampoo",
     "RootFreeOptimizer",
+    "Sharded",
     "SumOfOuterProducts",
+    "full_state_dict",
     "parameter_groups",
     "track_batch_size",
 ]

@@ -21,6 +21,7 @@ from rootfree_lab.config_reading import Table, unknown_name
 LOSSES = ("cross_entropy", "square")
 SCHEDULES = ("constant", "cosine", "step")
 AUTOCASTS = ("none", "bf16")
+PARALLELS = ("none", "ddp", "fsdp2", "hsdp")
 CROPS = ("padded", "resized")
 
 
@@ -135,6 +136,10 @@ class TrainConfig:
     (default: once an epoch). Two settings matter on a GPU alone: with `deterministic` two equal
     runs are equal bit for bit, without it they may be faster; with `graphs` forward and backward
     pass are replayed from CUDA graphs, which gives small models the same numbers sooner.
+
+    `parallel` says how the ranks that torchrun started divide the model. It is no part of the run's
+    identity: the result is the same up to rounding, and up to dropout and batch statistics, which
+    every rank has its own of.
     """
 
     epochs: int | None = None
@@ -152,6 +157,7 @@ class TrainConfig:
     eval_every: int | None = None
     deterministic: bool = True
     graphs: bool = False
+    parallel: str = "none"
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -161,10 +167,16 @@ class TrainConfig:
             )
         _one_of("train.loss", self.loss, LOSSES, own=True)
         _one_of("train.autocast", self.autocast, AUTOCASTS)
+        _one_of("train.parallel", self.parallel, PARALLELS)
         _at_least(1, epochs=self.epochs, steps=self.steps, batch_size=self.batch_size)
         _at_least(1, eval_every=self.eval_every)
         _at_least(0, seed=self.seed, context=self.context)
         _in_unit_interval(label_smoothing=self.label_smoothing)
+        if self.graphs and self.parallel != "none":
+            raise ValueError(
+                f"graphs goes with train.parallel = 'none', got {self.parallel!r}: what ranks "
+                "exchange is not recorded"
+            )
         if self.graphs and not self.deterministic:
             raise ValueError(
                 "graphs goes with train.deterministic = true, got false: not all of the fastest "
@@ -221,7 +233,7 @@ class Config:
     def as_table(self) -> Table:
         """What determines the run, in the form of the TOML file: for records."""
         table = asdict(self)
-        del table["label"], table["output"]
+        del table["label"], table["output"], table["train"]["parallel"]
         options = table["optimizer"].pop("options")
         table["optimizer"].update(options)
         if self.model.weights is None:

@@ -24,6 +24,7 @@ from rootfree_lab.logging_packages import check_packages
 from rootfree_lab.losses import count_correct, make_loss, terms
 from rootfree_lab.lr_schedules import Schedule, base_rates, set_rates
 from rootfree_lab.measures import Stopwatch, peak_bytes, reset_peak, state_bytes
+from rootfree_lab.parallel import Ranks
 from rootfree_lab.passes import GraphedPasses, Passes
 from rootfree_lab.records import Record, versions
 from rootfree_lab.reproducibility import random_state, seed_everything, set_random_state
@@ -32,6 +33,8 @@ Point = dict[str, float | int | None]
 
 # Packages whose optimizers keep state beside `state_dict()`: a resumed run would be another one.
 _NOT_RESUMABLE = ("sirfshampoo",)
+# The distance of the seeds of the ranks.
+_APART = 1_000_003
 
 
 class Diverged(ArithmeticError):  # noqa: N818 (an outcome)
@@ -53,6 +56,15 @@ class Running:
             torch.zeros((), dtype=torch.float64, device=device),
             torch.zeros((), dtype=torch.int64, device=device),
         )
+
+    def of_all(self, ranks: Ranks) -> Running:
+        """The mean loss of all ranks, and their sums of the rest; all of them must ask."""
+        if ranks.alone:
+            return self
+        loss, correct = self.loss / ranks.world, self.correct.clone()
+        count = torch.tensor(self.terms, device=loss.device)
+        ranks.add_up_(loss, correct, count)
+        return Running(loss, correct, int(count), self.steps)
 
 
 @lru_cache(maxsize=1)  # a comparison trains on one data set many times
@@ -87,8 +99,8 @@ def classifies(config: Config) -> bool:
 class Session:
     """A run at some step: built from its config, moved by `step`, saved and restored whole."""
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self.config, self.device = config, device
+    def __init__(self, config: Config, device: torch.device, ranks: Ranks | None = None) -> None:
+        self.config, self.device, self.ranks = config, device, ranks or Ranks()
         reset_peak(device)
         train = config.train
         seed_everything(train.seed)
@@ -99,6 +111,11 @@ class Session:
         self.kind: str = dataset.kind
         if train.graphs and self.kind == "graph":
             raise ConfigError("train.graphs must be false for graph data, got true")
+        if not self.ranks.alone and self.kind == "graph":
+            raise ConfigError(
+                f"train.parallel must be none for graph data, got {train.parallel!r}: a graph is "
+                "one batch"
+            )
         self.classifies = classifies(config)
         self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
         unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by
@@ -108,6 +125,7 @@ class Session:
             weights.load_(self.model, Path(config.model.weights), config.model.fresh)
         self.model.to(device).train()
         by_nodes = getattr(self.model, "takes_nodes", False)
+        self.model = self.ranks.wrapped(self.model)
         augment = config.data.augment
         self.feed = Feed(dataset, train, device, augment=augment, by_nodes=by_nodes)
         self.test = TestFeed(dataset, train, device, by_nodes=by_nodes)
@@ -132,7 +150,7 @@ class Session:
         self.curve: list[Point] = []
         self.done = 0
         # Building took random numbers, some optimizers more than others: all start equal.
-        seed_everything(train.seed + 1)
+        seed_everything(train.seed + 1 + self.ranks.rank * _APART)
 
     # -- training ----------------------------------------------------------------------------
 
@@ -141,7 +159,7 @@ class Session:
         watch = self.watch
         set_rates(self.optimizers, self._base, self.schedule(self.done))
         with watch.part("data"):
-            batch = self.feed.take()
+            batch = self.ranks.part(self.feed.take())
         with watch.part("forward"):
             outputs, loss = self._passes.forward(batch)
         with watch.part("backward"):
@@ -200,7 +218,8 @@ class Session:
 
     def check_finite(self) -> None:
         """Raise if a loss since the last point was not finite (waits for the device)."""
-        if not math.isfinite(self.running.loss.item()):
+        # All ranks must come to the same end.
+        if self.ranks.largest(not math.isfinite(self.running.loss.item())):
             raise Diverged(f"the training loss is not finite by step {self.done}")
 
     def train_loss(self) -> float:
@@ -219,6 +238,7 @@ class Session:
         """Evaluate, and add a point to the curve."""
         self.check_finite()
         self.watch.pause()
+        self.running = self.running.of_all(self.ranks)
         point: Point = {
             "step": self.done,
             "epoch": self.done / len(self.feed),
@@ -268,22 +288,25 @@ class Session:
                 "parameters": sum(p.numel() for p in self.model.parameters()),
             },
             "completed": completed,
+            **({} if self.ranks.alone else {"parallel": [self.ranks.mode, self.ranks.world]}),
         }
 
     # -- checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything that a continuation needs to be bit-identical."""
+        """Everything that a continuation needs to be bit-identical; all ranks must ask."""
+        running = self.running.of_all(self.ranks)
         return {
             "step": self.done,
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "model": self.ranks.model_state(self.model),
+            "optimizers": [self.ranks.optimizer_state(each) for each in self.optimizers],
             "random": random_state(),
+            "random_of_ranks": self.ranks.gathered(random_state()),
             "data": self.feed.position(),
             "running": {
-                "loss": self.running.loss,
-                "correct": self.running.correct,
-                "counts": [self.running.terms, self.running.steps],
+                "loss": running.loss,
+                "correct": running.correct,
+                "counts": [running.terms, running.steps],
             },
             "curve": self.curve,
             "seconds": self.watch.totals,
@@ -297,18 +320,26 @@ class Session:
                     f"{type(optimizer).__name__} keeps state outside its state_dict: a resumed "
                     "run would not be the same; start it again without --resume"
                 )
-        self.model.load_state_dict(state["model"])
+        self.ranks.load_model(self.model, state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            self.ranks.load_optimizer(optimizer, saved)
         self.feed.seek(state["data"])
         sums = state["running"]
         self.running = Running(
             sums["loss"].to(self.device), sums["correct"].to(self.device), *sums["counts"]
         )
+        if not self.ranks.first:  # what is counted together is counted once
+            self.running.correct.zero_()
+            self.running.terms = 0
         self.curve = state["curve"]
         self.watch.totals = state["seconds"]
         self.done = state["step"]
-        set_random_state(state["random"])  # last: building and seeking may have drawn
+        # Last: building and seeking may have drawn.
+        of_ranks = state.get("random_of_ranks", [state["random"]])
+        if len(of_ranks) == self.ranks.world:
+            set_random_state(of_ranks[self.ranks.rank])
+        else:  # of another number of ranks: new numbers, the same whenever it is resumed
+            seed_everything(self.config.train.seed + self.done + self.ranks.rank * _APART)
 
 
 def describe(config: Config) -> Record:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from rootfree_lab import checkpoints, weights
+from rootfree_lab import checkpoints, parallel, weights
 from rootfree_lab.config import Config
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.devices import choose_device
@@ -71,11 +73,17 @@ def train(
     `stop` has received a signal the run leaves a checkpoint and raises `Interrupted`.
     """
     make_output_folder(out)
-    with alone(out, config, stop) as waited:
-        done = finished_record(out, config) if resume or waited else None
+    device = choose_device(config.train.device)
+    mode, batch_size = config.train.parallel, config.train.batch_size
+    ranks, device = parallel.start(mode, device, batch_size=batch_size)
+    # Of several ranks the first one looks, and the others do what it does.
+    with alone(out, config, stop) if ranks.first else nullcontext(False) as waited:
+        looks = ranks.first and (resume or waited)
+        done = ranks.gathered(finished_record(out, config) if looks else None)[0]
         if done is not None:  # by another process
-            return done
-        return _train(config, out, resume, stop, watchers, keep)
+            found: Record = done
+            return found
+        return _train(config, out, resume, stop, watchers, keep, ranks, device)
 
 
 def _train(
@@ -85,14 +93,15 @@ def _train(
     stop: StopSignals | None,
     watchers: Sequence[Watcher],
     keep: Callable[[Record], None] | None,
+    ranks: parallel.Ranks,
+    device: torch.device,
 ) -> Record:
-    device = choose_device(config.train.device)
     path = checkpoints.checkpoint_path(out, config)
-    all_watchers = [*watchers, *loggers(config.output, out)]
+    all_watchers = [*watchers, *loggers(config.output, out)] if ranks.first else []
     with deterministic_algorithms(config.train.deterministic, device):
         saved = checkpoints.load(path, config) if resume and path.exists() else None
-        session = Session(config, device)
-        if device.type == "cuda" and config.train.deterministic:
+        session = Session(config, device, ranks)
+        if device.type == "cuda" and config.train.deterministic and ranks.alone:
             reason = session.why_not_deterministic()
             reset_peak(device)  # the trial is no part of the run
             if reason is not None:
@@ -107,12 +116,12 @@ def _train(
             for watcher in all_watchers:
                 watcher.end()
     if config.output.weights and record["completed"]:
-        weights.save(weights.weights_path(out, config), session.model)
-    if keep is None:
-        append_record(records_path(out), record)
-    else:
-        keep(record)
-    checkpoints.remove(path)
+        state = ranks.model_state(session.model)  # all ranks must ask
+        if ranks.first:
+            weights.save(weights.weights_path(out, config), state)
+    if ranks.first:
+        (keep or partial(append_record, records_path(out)))(record)
+        checkpoints.remove(path)
     return record
 
 
@@ -135,14 +144,18 @@ def _run(
                 point = session.add_point()
                 for watcher in watchers:
                     watcher.point(session, point)
-            signum = None if stop is None else stop.received
             due = time.monotonic() - saved_at >= 60 * config.output.checkpoint_minutes
-            if not last and (due or signum is not None):
+            # A signal, 0 for a checkpoint, or -1. All ranks do what one of them has to.
+            signum = None if stop is None else stop.received
+            now = session.ranks.largest(signum or (0 if due else -1))
+            if not last and now >= 0:
                 with session.watch.paused():
-                    checkpoints.save(path, config, session.state())
+                    state = session.state()
+                    if session.ranks.first:
+                        checkpoints.save(path, config, state)
                 saved_at = time.monotonic()
-                if signum is not None:
-                    raise Interrupted(signum, path)
+                if now > 0:
+                    raise Interrupted(now, path)
     except Diverged as error:
         session.watch.pause()
         return {**session.record(completed=False), "failure": failure("diverged", error)}

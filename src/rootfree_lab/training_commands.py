@@ -14,6 +14,7 @@ from rootfree_lab.compare import compare, table
 from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.config_reading import unknown_name
 from rootfree_lab.exit_codes import FAILED, with_exit_codes
+from rootfree_lab.parallel import speaks
 from rootfree_lab.progress import Lines, LiveBar, Watcher, describe_point, plain_lines
 from rootfree_lab.stopping import StopSignals
 from rootfree_lab.training import finished_record, records_path, train
@@ -30,27 +31,33 @@ def train_command(
 ) -> int:
     """Train the run that a config describes."""
 
+    say = typer.echo if speaks() else _silent
+
     def work() -> int:
         config = load_config(config_file, assignments, entry)
         if resume and finished_record(out, config) is not None:
-            typer.echo(f"this run is in {records_path(out)} already: nothing to resume")
+            say(f"this run is in {records_path(out)} already: nothing to resume")
             return 0
         checkpoint = checkpoint_path(out, config)
         if checkpoint.exists() and not resume:
-            typer.echo(f"starts anew; --resume would go on from {checkpoint}", err=True)
+            say(f"starts anew; --resume would go on from {checkpoint}", err=True)
         elif resume and not checkpoint.exists():
-            typer.echo(f"there is no {checkpoint}: starts from the beginning", err=True)
+            say(f"there is no {checkpoint}: starts from the beginning", err=True)
         bar = LiveBar(console) if console.is_terminal else None
         watchers: list[Watcher] = [Lines(plain_lines(console)) if bar is None else bar]
         with StopSignals() as stop, bar or nullcontext():
             record = train(config, out=out, resume=resume, stop=stop, watchers=watchers)
         if not record["completed"]:
-            typer.echo(f"{config.label} failed: {record['failure']['message']}", err=True)
+            say(f"{config.label} failed: {record['failure']['message']}", err=True)
             return FAILED
-        typer.echo(f"{describe_point(record['curve'][-1])} · recorded in {records_path(out)}")
+        say(f"{describe_point(record['curve'][-1])} · recorded in {records_path(out)}")
         return 0
 
     return with_exit_codes(work)
+
+
+def _silent(message: str, *, err: bool = False) -> None:
+    """Another process says it."""
 
 
 def compare_command(

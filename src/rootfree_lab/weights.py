@@ -20,12 +20,12 @@ def weights_path(out: Path, config: Config) -> Path:
     return out / "weights" / f"{file_name(config)}.pt"
 
 
-def save(path: Path, model: nn.Module) -> None:
+def save(path: Path, state: dict[str, Any]) -> None:
     """Write a model's state; the file is the old or the new one, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        torch.save(model.state_dict(), beside)
+        torch.save(state, beside)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)

@@ -167,15 +167,11 @@ def test_answers_of_the_wrong_form_are_refused(method, wrong):
     assert identical(snapshot(optimizer), before)
 
 
-def test_sharded_parameters_need_sharded_curvature():
-    p, given = nn.Parameter(torch.ones(3)), Given()
+def test_a_curvature_is_of_whole_parameters():
+    p = nn.Parameter(torch.ones(3))
     p.full_tensor = lambda: p  # what tells a DTensor
-    optimizer = rootfree.RFRMSprop([p], batch_size=1, curvature=given)
-    p.grad = torch.ones(3)
-    given.answers = {p: rootfree.DiagonalCurvature(torch.ones(3))}
-    with pytest.raises(TypeError, match="sharded"):
-        optimizer.step()
-    assert (p == 1).all()
+    with pytest.raises(ValueError, match=r"curvature must be None for sharded parameters"):
+        rootfree.RFRMSprop([p], batch_size=1, curvature=Given())
 
 
 def test_forms_check_themselves():

@@ -28,7 +28,7 @@ from rootfree.kernels.graphs import Recordings
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.rounding import advance_
 from rootfree.kernels.stack import Part, shares_of
-from rootfree.kernels.tables import SKIP, AddressTable, NumberTable
+from rootfree.kernels.tables import NUMBERS, SKIP, AddressTable, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.rules.momentum import Tail
 
@@ -113,16 +113,14 @@ class FusedStack:
         tables = (self._rectangles, self._items, self._spans, self._sizes)
         self._gradients = AddressTable(len(self.ps), device, beside=tables)
         self._state = AddressTable(3 * len(self.ps), device, beside=tables)
-        self.numbers = NumberTable(12, device)
+        self.numbers = NumberTable(NUMBERS, device)
         self.skip: Tensor | None = None  # on the device: not 0 where nothing may change
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
         self._gradients.stock_up()
         self._state.stock_up()
-        cap, rms, clip = tail.cap or 1.0, tail.rms or 1.0, tail.clip or 1.0
-        first = (tail.lr, tail.alpha1, tail.kappa, cap, rms)
-        self.numbers.send(*first, *rates, tail.least, clip, 0.0)
+        send_numbers(self.numbers, tail, rates)
 
     def tell(self, skip: Tensor | None) -> None:
         """Whether this step may change anything; None: it may.  Call after `send`."""

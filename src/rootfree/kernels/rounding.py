@@ -11,8 +11,9 @@ continues bit for bit with nothing but the counter in its state.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +23,31 @@ _GOLDEN = 0x9E3779B1 - 2**32
 _MIX = 0x85EBCA6B - 2**32
 
 
-def hash_noise(like: Tensor, counter: Tensor) -> Tensor:
+class Within(NamedTuple):
+    """A part of a larger tensor, whose elements keep the noise that they have in the whole."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole
+
+    def positions(self, part: Tensor) -> Tensor:
+        """The number of each element of the part in the whole."""
+        index = torch.zeros((), dtype=torch.int64, device=part.device)
+        for n, (offset, d) in enumerate(zip(self.offsets, part.shape, strict=True)):
+            along = torch.arange(offset, offset + d, device=part.device)
+            index = index.unsqueeze(-1) + along * math.prod(self.shape[n + 1 :])
+        return index
+
+
+def hash_noise(like: Tensor, counter: Tensor, within: Within | None = None) -> Tensor:
     """Uniform integers in [0, 2¹⁶) shaped like `like`, a function of position and counter.
 
     A counter (b,) is one for each `like[i]`, whose noise then does not depend on its neighbours.
     """
     shape = like.shape[counter.dim() :]
-    x = torch.arange(math.prod(shape), device=like.device).view(shape) * _GOLDEN
+    if within is None:
+        x = torch.arange(math.prod(shape), device=like.device).view(shape) * _GOLDEN
+    else:
+        x = within.positions(like) * _GOLDEN
     x = x + (counter * _MIX).view(counter.shape + (1,) * len(shape))
     # 64 bits down to 32 in the open: left in int32, the compiler's CPU code got vector tails wrong.
     x = (x & 0xFFFFFFFF).to(torch.int32)
@@ -50,11 +69,13 @@ def advance_(counters: list[Tensor], by: int, *, skip: Tensor | None) -> None:
         torch._foreach_add_(counters, [amount.expand_as(counter) for counter in counters])
 
 
-def stochastic_round_(narrow: Tensor, wide: Tensor, counter: Tensor) -> None:
+def stochastic_round_(
+    narrow: Tensor, wide: Tensor, counter: Tensor, within: Within | None = None
+) -> None:
     """narrow (bf16) <- wide (fp32), up or down at random so that the expectation is `wide`."""
     # Adding 16 random bits below the kept 16 carries with the probability of the dropped fraction.
     wide = wide.float().contiguous()
-    bits = wide.view(torch.int32) + hash_noise(wide, counter)
+    bits = wide.view(torch.int32) + hash_noise(wide, counter, within)
     rounded = (bits & -0x10000).view(torch.float32)
     # The bits of a NaN plus noise may carry out of the exponent and look like zero or infinity.
     narrow.copy_(torch.where(wide.isnan(), wide, rounded))
@@ -62,12 +83,16 @@ def stochastic_round_(narrow: Tensor, wide: Tensor, counter: Tensor) -> None:
 
 @contextmanager
 def widened(
-    tensors: list[Tensor], dtype: torch.dtype, counters: list[Tensor]
+    tensors: list[Tensor],
+    dtype: torch.dtype,
+    counters: list[Tensor],
+    withins: Sequence[Within | None] | None = None,
 ) -> Iterator[list[Tensor]]:
     """Work on `tensors` in `dtype`; on leaving, bf16 ones get the result stochastically rounded.
 
     Tensors that already have the dtype are handed through (no copy, no cost). Each use advances
-    the counters, so that no two roundings share their noise.
+    the counters, so that no two roundings share their noise. `withins`: what the tensors are parts
+    of, on ranks that have parts.
     """
     if not tensors or tensors[0].dtype == dtype:
         yield tensors
@@ -77,6 +102,7 @@ def widened(
     if not counters:
         torch._foreach_copy_(tensors, wide)
     else:
-        for narrow, result, counter in zip(tensors, wide, counters, strict=True):
-            stochastic_round_(narrow, result, counter)
+        parts = withins or [None] * len(tensors)
+        for narrow, result, counter, part in zip(tensors, wide, counters, parts, strict=True):
+            stochastic_round_(narrow, result, counter, part)
         torch._foreach_add_(counters, 1)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rootfree.rules.momentum import Tail
+
 _SPARES = 4
 # The place in a stack's numbers that says, if it is not 0, that nothing may change.
 SKIP = 11
@@ -105,3 +107,14 @@ class NumberTable:
         pinned = torch.tensor(numbers, dtype=torch.float32, pin_memory=self.tensor.is_cuda)
         self.tensor.copy_(pinned, non_blocking=True)
         self._sent = numbers
+
+
+# How many hyper-parameters a step on blocks has.
+NUMBERS = 12
+
+
+def send_numbers(table: NumberTable, tail: Tail, rates: tuple[float, ...]) -> None:
+    """Put the hyper-parameters of the tail, then of the factors, where kernels expect them."""
+    cap, rms, clip = tail.cap or 1.0, tail.rms or 1.0, tail.clip or 1.0
+    first = (tail.lr, tail.alpha1, tail.kappa, cap, rms)
+    table.send(*first, *rates, tail.least, clip, 0.0)  # the last: whether to skip

@@ -54,10 +54,10 @@ class DiagonalOptimizer(RootFreeOptimizer):
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
         group = work.group
         gs = self._limited(work, in_working_dtype(ps, work.gs), beta2=group["precond_lr"])
-        with widened(states(work, "preconditioner"), dtype, counters) as ss:
+        with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- (1 - β₂γ) s + β₂ B g²
             self._accumulate_(work, ss, gs, beta2=group["precond_lr"], gamma=self._gamma)
-        with widened(states(work, "momentum"), dtype, counters) as ms:
+        with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
             tail = self._tail(group)
             preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
@@ -91,7 +91,11 @@ class DiagonalOptimizer(RootFreeOptimizer):
         """The update by one launch; False, with nothing done, where there is no kernel for it."""
         if work.kernel is None:
             plain = {type(p) for p in work.ps} <= {Tensor, nn.Parameter}
-            if self._curvature is not None or not plain or not self._kernels_run(work.ps[0]):
+            # The kernel's noise is that of whole parameters.
+            parts_rounded = work.withins is not None and states(work, "rounding")
+            if self._curvature is not None or not plain or parts_rounded:
+                return False
+            if not self._kernels_run(work.ps[0]):
                 return False
             work.kernel = FusedDiagonal(work.ps)
         self._send_numbers(work)

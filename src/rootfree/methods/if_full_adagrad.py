@@ -14,6 +14,7 @@ from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import direction, factor_state, product_dtype
 from rootfree.methods.safeguard import bounded, damping, in_unit_, safeguard_state, unit_size
+from rootfree.placement.sharded import Sharded
 from rootfree.rules import full_matrix as rules
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.checks import OneOf, boolean
@@ -170,6 +171,7 @@ class IFFullAdagrad(BlockOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
         nonfinite: str = "skip",
+        placement: Sharded | None = None,
     ) -> None:
         super().__init__(params, locals())
 

@@ -14,6 +14,7 @@ from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import direction, factor_state, product_dtype
+from rootfree.placement.sharded import Sharded
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.checks import boolean
 from rootfree.shell.options import INVERSE_FREE_OPTIONS
@@ -90,6 +91,8 @@ class IFShampoo(BlockOptimizer):
             memory (8 bytes a parameter).
         capturable: as in :class:`rootfree.RFRMSprop`.
         nonfinite: as in :class:`rootfree.RFRMSprop`.
+        placement: None, or :class:`rootfree.Sharded`, which divides blocks among ranks (always so
+            for sharded parameters).
 
     With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
     init_scale=1.0, max_update_rms=None, nesterov=False, decoupled_weight_decay=False,
@@ -143,6 +146,7 @@ class IFShampoo(BlockOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
         nonfinite: str = "skip",
+        placement: Sharded | None = None,
     ) -> None:
         super().__init__(params, locals())
 

@@ -15,6 +15,7 @@ from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import accumulators, norm_of, product_dtype
+from rootfree.placement.sharded import Sharded
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules.if_shampoo import balance_, mean_squares
 from rootfree.rules.if_whitening import SLOWLY, errors, limited, move_factors_, precondition
@@ -135,6 +136,7 @@ class IFWhitening(BlockOptimizer):
         fused: as in :class:`rootfree.IFShampoo`.
         capturable: as in :class:`rootfree.RFRMSprop`.
         nonfinite: as in :class:`rootfree.RFRMSprop`.
+        placement: as in :class:`rootfree.IFShampoo`.
 
     Example:
         >>> import torch, rootfree
@@ -175,6 +177,7 @@ class IFWhitening(BlockOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
         nonfinite: str = "skip",
+        placement: Sharded | None = None,
     ) -> None:
         super().__init__(params, locals())
 

@@ -86,10 +86,10 @@ class RFAdamW(DiagonalOptimizer):
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
         gs = self._limited(work, in_working_dtype(ps, work.gs), beta2=1 - b2)
         lr, lam, c = group["lr"], group["damping"], group["max_update"]
-        with widened(states(work, "preconditioner"), dtype, counters) as ss:
+        with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- b₂ s + (1 - b₂) B g²   (s = B v)
             self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=1.0)
-        with widened(states(work, "momentum"), dtype, counters) as ms:
+        with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ)
             within = gs if c is None else limited_for_average(gs, ss, lam=lam, c=c)
             average_(ms, within, alpha=b1)

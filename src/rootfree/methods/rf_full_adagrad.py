@@ -14,6 +14,7 @@ from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.safeguard import bounded, damping, in_unit_, safeguard_state, unit_size
+from rootfree.placement.sharded import Sharded
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules import full_matrix as rules
 from rootfree.rules.rf_shampoo import inverse
@@ -134,6 +135,7 @@ class RFFullAdagrad(BlockOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
         nonfinite: str = "skip",
+        placement: Sharded | None = None,
     ) -> None:
         super().__init__(params, locals())
 

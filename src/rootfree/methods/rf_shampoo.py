@@ -11,6 +11,7 @@ from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import factor_rates
+from rootfree.placement.sharded import Sharded
 from rootfree.rules import rf_shampoo
 from rootfree.rules.rf_shampoo import LARGEST_ROOT
 from rootfree.shell.block_optimizer import BlockOptimizer
@@ -113,6 +114,7 @@ class RFShampoo(BlockOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
         nonfinite: str = "skip",
+        placement: Sharded | None = None,
     ) -> None:
         super().__init__(params, locals())
 

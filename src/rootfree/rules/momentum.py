@@ -7,6 +7,7 @@ made, so they may be overwritten).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -35,8 +36,22 @@ class Tail(NamedTuple):
         return 0.0 if self.decoupled or self.rms is not None else self.kappa
 
 
+def root_mean_squares(tensors: Tensors) -> Tensor:
+    """The root mean square of each tensor, in float64."""
+    # The sizes go in as numbers, not as a tensor: nothing is copied to the device.
+    roots = [1 / math.sqrt(t.numel()) for t in tensors]
+    norms = torch._foreach_norm(tensors, dtype=torch.float64)
+    return torch.stack(torch._foreach_mul(norms, roots))
+
+
 def descend_(
-    ps: Tensors, ms: Tensors, us: Tensors, tail: Tail, *, over: Tensors | None = None
+    ps: Tensors,
+    ms: Tensors,
+    us: Tensors,
+    tail: Tail,
+    *,
+    over: Tensors | None = None,
+    rms: Callable[[Tensors], Tensor] = root_mean_squares,
 ) -> None:
     """From directions (u/over if that is given) to parameters.  Changes ps, ms, us; no ms: α₁ = 0.
 
@@ -44,12 +59,13 @@ def descend_(
     m <- α₁ m + u (+ κ p)                     the step is m; with Nesterov u (+ κ p) + α₁ m
     p <- (1 - β₁κ) p - β₁·step·(r/rms(step))  κ stands here if it is decoupled, else above
                                               a step with a smaller RMS than `least` becomes smaller
+    `rms`: of the parameters that the tensors are, or are parts of.
     """
     if over is not None and (not ms or tail.nesterov or tail.clip is not None):
         us, over = list(torch._foreach_div(us, over)), None
     lr, coupled, steps = tail.lr, tail.coupled, us
     if tail.cap is not None:
-        cap_rms_(us, cap=tail.cap)
+        cap_rms_(us, cap=tail.cap, rms=rms)
     if tail.clip is not None:
         clip_(us, c=tail.clip)
     if ms:
@@ -66,7 +82,7 @@ def descend_(
     if coupled == 0:
         decay_(ps, lr=lr, kappa=tail.kappa)
     if tail.rms is not None:
-        scales = tail.rms / _rms(steps).clamp(min=tail.least)
+        scales = tail.rms / rms(steps).clamp(min=tail.least)
         steps = list(torch._foreach_mul(steps, list(scales.to(steps[0].dtype).unbind())))
     subtract_(ps, steps, lr=lr)
 
@@ -93,7 +109,9 @@ def clip_(us: Tensors, *, c: float) -> None:
     torch._foreach_clamp_min_(us, -c)
 
 
-def cap_rms_(us: Tensors, *, cap: float) -> None:
+def cap_rms_(
+    us: Tensors, *, cap: float, rms: Callable[[Tensors], Tensor] = root_mean_squares
+) -> None:
     """u <- u·min(1, cap/rms(u)).  Changes us.
 
     The cap is there for directions that have lost all measure: an infinite entry counts as the
@@ -102,12 +120,5 @@ def cap_rms_(us: Tensors, *, cap: float) -> None:
     largest = 1e150 if us[0].dtype == torch.float64 else torch.finfo(us[0].dtype).max
     for u in us:
         u.clamp_(-largest, largest)
-    scales = (cap / _rms(us)).clamp(max=1.0)
+    scales = (cap / rms(us)).clamp(max=1.0)
     torch._foreach_mul_(us, list(scales.to(us[0].dtype).unbind()))
-
-
-def _rms(tensors: Tensors) -> Tensor:
-    # The sizes go in as numbers, not as a tensor: nothing is copied to the device.
-    roots = [1 / math.sqrt(t.numel()) for t in tensors]
-    norms = torch._foreach_norm(tensors, dtype=torch.float64)
-    return torch.stack(torch._foreach_mul(norms, roots))

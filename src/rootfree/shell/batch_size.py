@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from rootfree.shell.checks import positive_integer
+from rootfree.placement.data_parallel import DataParallelSum, Multiple, Total
+from rootfree.shell.checks import natural_number, positive_integer
 from rootfree.shell.loss_terms import (
     Count,
     counter_of,
@@ -27,13 +28,15 @@ def track_batch_size(
     count: Count | str | None = None,
     *,
     data_parallel_size: int | None = None,
+    process_group: Any = None,
 ) -> BatchSizeTracker:
     """Set ``optimizer.batch_size`` at every step from what went through ``model``.
 
     Counted are forward passes in training mode whose result is differentiated; micro-batches add
     up until the step (or until ``optimizer.zero_grad()``, so that a step skipped by a gradient
-    scaler is not counted into the next). The sum is multiplied by the number of data-parallel
-    ranks.
+    scaler is not counted into the next). The counts of the ranks that average gradients are added,
+    so that all of them have one B whatever their batches; every rank must take part in every step,
+    a rank without data too.
 
     Args:
         model: the module that is called; with DDP either the wrapper or what it wraps.
@@ -46,8 +49,11 @@ def track_batch_size(
             tensor of token ids. A function of the forward's positional and keyword arguments
             returns the number itself. None: "examples", with a warning where inputs or the
             gradient of the loss speak against it.
-        data_parallel_size: ranks that average gradients; default: all ranks of the initialised
-            process group, or 1.
+        data_parallel_size: ranks that average gradients, where all have batches of one size: the
+            count is multiplied by it, and nothing is communicated.
+        process_group: the ranks that average gradients, a process group or a DeviceMesh. Default:
+            the mesh that ``fully_shard`` was given, this rank alone where parameters are sharded
+            over all ranks by tensor parallelism, and all ranks otherwise.
 
     Returns:
         A handle; ``handle.remove()``, or leaving it as a context, takes the hook off the model.
@@ -68,9 +74,14 @@ def track_batch_size(
     optimizer._check_batch_size_is_used()
     if optimizer._batch_counter is not None:
         raise ValueError("the batch size of this optimizer is tracked already; remove() it first")
+    total: Total
     if data_parallel_size is not None:
-        data_parallel_size = positive_integer("data_parallel_size", data_parallel_size)
-    return BatchSizeTracker(model, optimizer, counter_of(count, model), data_parallel_size)
+        if process_group is not None:
+            raise ValueError("give data_parallel_size or process_group, not both")
+        total = Multiple(positive_integer("data_parallel_size", data_parallel_size))
+    else:
+        total = DataParallelSum(model, process_group)
+    return BatchSizeTracker(model, optimizer, counter_of(count, model), total)
 
 
 def _unwrapped(optimizer: Any) -> RootFreeOptimizer:
@@ -96,10 +107,10 @@ class BatchSizeTracker:
         model: nn.Module,
         optimizer: RootFreeOptimizer,
         counter: tuple[Count, bool],
-        data_parallel_size: int | None,
+        total: Total,
     ) -> None:
         self._count, self._guesses = counter
-        self._data_parallel_size = data_parallel_size
+        self._over_ranks = total
         self._total = 0
         self._backward = -1  # the backward pass that was counted last
         self._looked = False  # whether the gradient of a loss was looked at
@@ -130,7 +141,7 @@ class BatchSizeTracker:
         """Count a forward pass when its backward pass comes by."""
         if not (module.training and torch.is_grad_enabled()):
             return
-        terms = positive_integer("the count of loss terms", self._count(args, kwargs))
+        terms = natural_number("the count of loss terms", self._count(args, kwargs))
         if self._guesses:
             self._doubt(doubt_about_inputs(args, kwargs), terms)
         # Counted when the backward pass comes by, not now: zero_grad() may stand between forward
@@ -153,14 +164,17 @@ class BatchSizeTracker:
         for tensor in outputs:
             tensor.register_hook(on_backward)
 
-    def take(self) -> int:
-        """The number of loss terms since the last step, over all ranks; starts anew."""
-        if self._total == 0:
+    def take(self, *, needed: bool = True) -> int:
+        """The number of loss terms since the last step, over all ranks; starts anew.
+
+        `needed`: whether there are gradients here, which makes a count of zero an error.
+        """
+        total = self._over_ranks(self._total)
+        if total == 0 and needed:
             raise RuntimeError(
                 "track_batch_size saw no backward pass through the tracked model in training mode "
                 "since the last step; call model.train(), or set optimizer.batch_size yourself"
             )
-        total = self._total * (self._data_parallel_size or _world_size())
         self.reset()
         return total
 
@@ -200,10 +214,3 @@ class _Hook:
         # The hook is copied and pickled along with the model (averaged copies, torch.save(model)).
         # That copy counts nothing, and does not take the optimizer and its state with it.
         return _Hook, (None,)
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return 1

@@ -7,7 +7,7 @@ turns gradients of the stack into a direction; gathering and the tail are the sa
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.fused_stack import FusedStack
@@ -24,13 +25,16 @@ from rootfree.kernels.plan import Plan, State, Structures, make_plan
 from rootfree.kernels.stack import Part, Stack, portions
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.layout.tiles import Tile
+from rootfree.placement.canonical import whole_bytes
+from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.groups import named
 from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
+from rootfree.shell.placing import Placing, brought
 from rootfree.shell.schedules import schedule
-from rootfree.shell.work import GroupMemory, Work
+from rootfree.shell.work import AnyStack, GroupMemory, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's memory
 # (their temporaries have up to eight bytes an element).
@@ -51,6 +55,44 @@ class BlockOptimizer(RootFreeOptimizer):
     _kernel: ClassVar[Callable[..., None] | None] = None
 
     _recorder: Recorder | None = None  # one for all stacks: they never run at the same time
+    _placement: Sharded | None = None  # as it was given
+    _placed: Placing | None = None  # made of it when it is needed; copies start without
+
+    def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
+        """`given`: the arguments of the method's constructor, by name."""
+        self._placement = checked_placement(given)
+        super().__init__(params, given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_placement": self._placement}
+
+    @property
+    def _placing(self) -> Placing:
+        self._placed = self._placed or Placing(self._placement)
+        return self._placed
+
+    def _settle(self, group: Group) -> None:
+        if self._of(group) is self:
+            params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+            if self._placement is not None and any(map(self._pairs.is_weight, params)):
+                raise ValueError(
+                    "placement must be None where the curvature treats a weight and its bias as "
+                    "one matrix; KFACRecorder(..., joint=False) takes them apart"
+                )
+            self._placing.settle(
+                params, group, lambda p: [each[1:] for each in self._cut(p, group)]
+            )
+
+    def _remember(self, group: Group) -> GroupMemory:
+        self._settle(group)  # parameters may be new
+        return super()._remember(group)
+
+    def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
+        if self._placed is None or not self._placed.homes:
+            return {}
+        memories = [self._memory_of(group) for group in self.param_groups]
+        counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
+        return self._placed.agree(self.param_groups, counts)
 
     @abstractmethod
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
@@ -74,12 +116,14 @@ class BlockOptimizer(RootFreeOptimizer):
     def _init_state(self, p: Tensor, group: Group) -> State:
         state: State = {}
         for prefix, tile, structures in self._cut(p, group):
-            blocks = self._block_state(p, tile, structures, group)
+            make = partial(self._block_state, p, structures=structures, group=group)
+            blocks = self._placing.block_state(p, prefix, tile, make)
             state.update({prefix + name: tensor for name, tensor in blocks.items()})
         fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
         # How often p was updated; on the CPU, where it is read.
         state["step"] = torch.zeros((), dtype=torch.int64)
-        return {**state, **parameter_state(p, group, fill, salt=len(self.state))}
+        like = self._placing.momentum_like(p)
+        return {**state, **parameter_state(like, group, fill, salt=len(self.state))}
 
     def _cut(self, p: Tensor, group: Group) -> list[tuple[str, Tile, Structures]]:
         """The tiles that `p` has a preconditioner for, with the prefix of their keys."""
@@ -103,11 +147,6 @@ class BlockOptimizer(RootFreeOptimizer):
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
         for what, p in named(group["params"]):
-            if hasattr(p, "full_tensor"):
-                raise TypeError(
-                    f"{what} is sharded (a DTensor); {type(self).__name__} takes whole parameters "
-                    "only, as under DDP. The diagonal methods take sharded ones"
-                )
             try:  # an impossible structure or block size is found before anything is changed
                 if self._of(group) is self:
                     self._cut(p, group)
@@ -120,9 +159,15 @@ class BlockOptimizer(RootFreeOptimizer):
         """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
         saved = super().state_dict()
         # Other keys than numbers are not of parameters: wrappers keep theirs there.
-        rows = saved["state"].items()
-        state = {key: joined(row) if isinstance(key, int) else row for key, row in rows}
-        return {**saved, "state": state}
+        rows = {k: joined(v) if isinstance(k, int) else v for k, v in saved["state"].items()}
+        if self._placing.homes:
+            rows = self._placing.saved([p for g in self.param_groups for p in g["params"]], rows)
+        return {**saved, "state": rows}
+
+    def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not self._placing.homes:
+            return super()._brought(state_dict)
+        return brought(self, self._placing, state_dict)
 
     def _form(self, group: Group) -> Any:
         momenta = (group["momentum"] > 0, group.get("riemannian_momentum", 0.0) > 0)
@@ -134,12 +179,11 @@ class BlockOptimizer(RootFreeOptimizer):
         """Stack the state into slabs, in the form that their plans want; state[p] has views."""
         found: dict[Any, Bucket[Plan]] = {}
         for p in memory.params:
-            for prefix, tile, structures in self._cut(p, memory.group):
+            for prefix, tile, structures in self._placing.cut_here(p, self._cut(p, memory.group)):
                 key = (p.device, p.dtype, tile.sizes, structures)
                 if key not in found:
                     found[key] = Bucket(structures, self._plan(p, structures, memory.group))
-                slot = Slot(p, tile, prefix, self._pairs.pieces_of(p, tile))
-                found[key].slots.append(slot)
+                found[key].slots.append(Slot(p, tile, prefix, self._pairs.pieces_of(p, tile)))
         memory.buckets = list(found.values())
         for bucket in memory.buckets:
             rows = []
@@ -206,7 +250,7 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _send_numbers(self, work: Work) -> None:
         for _, stack in work.stacks or []:
-            if isinstance(stack, FusedStack):
+            if not isinstance(stack, Stack):
                 group = work.group
                 lam, gamma = max(group["damping"], LEAST_DAMPING), group.get("gamma", 1.0)
                 rates = (self._terms(group), group["precond_lr"], lam, gamma)
@@ -235,7 +279,7 @@ class BlockOptimizer(RootFreeOptimizer):
                 with unchanged_if(skip, [*stack.ps, *ms, *counters]):
                     stack.descend_(ms, counters, tail)
 
-    def _directions_(self, work: Work, stack: Stack | FusedStack) -> None:
+    def _directions_(self, work: Work, stack: AnyStack) -> None:
         """Gradients in the stack <- their directions."""
         if isinstance(stack, FusedStack):  # all parts are there at once
             parts = list(stack.parts())
@@ -245,9 +289,9 @@ class BlockOptimizer(RootFreeOptimizer):
             for part in stack.parts():
                 self._direct_(work, stack, part)
 
-    def _direct_(self, work: Work, stack: Stack | FusedStack, part: Part) -> None:
+    def _direct_(self, work: Work, stack: AnyStack, part: Part) -> None:
         plan, H = part.share.bucket.plan, None
-        if plan.kernel is not None and isinstance(stack, FusedStack):
+        if plan.kernel is not None and not isinstance(stack, Stack) and stack.numbers is not None:
             numbers = stack.numbers.tensor
             plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
         else:
@@ -269,17 +313,21 @@ class BlockOptimizer(RootFreeOptimizer):
         if self._curvature is None:
             return OuterProducts(part.G, weight=B)
         tiles = [(slot.p, slot.tile) for slot in part.share.slots]
+        if self._placing.homes:
+            tiles = [each for slot in part.share.slots for each in self._placing.tiles_of(slot)]
         return self._curvature.blocks(tiles, part.G, B=B)
 
-    def _stacks(self, work: Work) -> list[tuple[list[int], Stack | FusedStack]]:
+    def _stacks(self, work: Work) -> list[tuple[list[int], AnyStack]]:
         """Stacks for the work's parameters; those with kernels have one dtype each."""
         ps, present = work.ps, set(work.ps)
+        if stack := self._placing.stack(work, self._memories[id(work.group)], self._products):
+            return [([*range(len(ps))], stack)]
         alike: dict[Any, list[Bucket[Plan]]] = {}
         for bucket in self._memories[id(work.group)].buckets:
             if any(piece.p in present for slot in bucket.slots for piece in slot.pieces):
                 plan = bucket.plan
                 alike.setdefault(plan.dtype if plan.fused else None, []).append(bucket)
-        stacks: list[tuple[list[int], Stack | FusedStack]] = []
+        stacks: list[tuple[list[int], AnyStack]] = []
         for buckets in alike.values():
             members = {q.p for bucket in buckets for slot in bucket.slots for q in slot.pieces}
             where = [i for i, p in enumerate(ps) if p in members]
@@ -289,6 +337,17 @@ class BlockOptimizer(RootFreeOptimizer):
             else:
                 stacks.append((where, Stack(mine, buckets, wide=working_dtype(mine[0]))))
         return stacks
+
+    def _whole_bytes(self, p: Tensor) -> int:
+        home = self._placing.homes.get(p)
+        return super()._whole_bytes(p) if home is None else whole_bytes(p, home, self.state[p])
+
+    def summary(self) -> str:
+        """The table of all optimizers; with what is exchanged, where ranks share blocks."""
+        return "\n".join([super().summary(), *self._placing.report()])
+
+    def _why_not_recordable(self) -> str | None:
+        return "its ranks exchange blocks" if self._placing.homes else None
 
     def _replays(self, p: Tensor) -> Recordings | None:
         """Where directions of small models are recorded: they use memory of our own alone."""
@@ -300,7 +359,7 @@ class BlockOptimizer(RootFreeOptimizer):
         self._recorder = self._recorder or Recorder()
         return Recordings(self._recorder)
 
-    def _baked(self, work: Work, stack: Stack | FusedStack) -> tuple[Any, ...]:
+    def _baked(self, work: Work, stack: AnyStack) -> tuple[Any, ...]:
         """Hyper-parameters that launches of the directions have in them: rules do, kernels not."""
         if all(share.bucket.plan.kernel is not None for share in stack.shares):
             return ()

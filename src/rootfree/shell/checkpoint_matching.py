@@ -43,7 +43,10 @@ def match_state_dict(groups: Sequence[Group], state_dict: Any, *, method: str) -
 
 def foreign_entries(state_dict: Mapping[str, Any]) -> dict[Any, Any]:
     """Entries of the state that belong to no parameter: wrappers keep theirs there."""
-    return {k: v for k, v in state_dict["state"].items() if not isinstance(k, int)}
+    # Distributed checkpoints call parameters by their names.
+    claimed = {key for group in state_dict["param_groups"] for key in group["params"]}
+    rows = state_dict["state"].items()
+    return {key: row for key, row in rows if not isinstance(key, int) and key not in claimed}
 
 
 def _parts(state_dict: Any) -> tuple[Mapping[Any, Any], list[Mapping[str, Any]]]:

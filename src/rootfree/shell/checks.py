@@ -83,14 +83,23 @@ def learning_rate(name: str, value: Any) -> float | Tensor:
 
 def positive_integer(name: str, value: Any) -> int:
     """A whole number of at least one (NumPy's integers too)."""
+    return _integer(name, value, least=1, expected="a positive integer")
+
+
+def natural_number(name: str, value: Any) -> int:
+    """A whole number of at least zero."""
+    return _integer(name, value, least=0, expected="an integer of at least 0")
+
+
+def _integer(name: str, value: Any, *, least: int, expected: str) -> int:
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
     if number is None:
-        raise _wrong_type(name, value, "a positive integer")
-    if number < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        raise _wrong_type(name, value, expected)
+    if number < least:
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
     return number
 
 

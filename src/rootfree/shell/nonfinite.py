@@ -76,20 +76,25 @@ def find_nonfinite(work: Sequence[Work]) -> dict[torch.device, Tensor]:
     and the shards of a gradient (a DTensor) are asked about together.
     """
     found: dict[torch.device, list[Tensor]] = {}
+    params: dict[torch.device, list[Tensor]] = {}
     for w in work:
         if not isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
             found.setdefault(w.ps[0].device, []).extend(w.gs)
-    flags = {device: _flag(gs, device) for device, gs in found.items()}
+            whole = [w.group["params"][i] for i in w.where]
+            params.setdefault(w.ps[0].device, []).extend(whole)
+    flags = {device: _flag(gs, device, params[device]) for device, gs in found.items()}
     if len(flags) > 1:
         votes = list(flags.values())
         flags = {device: torch.stack([v.to(device) for v in votes]).amax() for device in flags}
     return flags
 
 
-def _flag(gs: Sequence[Tensor], device: torch.device) -> Tensor:
-    """1 if a number in the gradients is not finite, else 0: float32, on the device."""
-    local = [getattr(g, "_local_tensor", g) for g in gs]
-    local = [g for g in local if g.numel() > 0]
+def _flag(gs: Sequence[Tensor], device: torch.device, params: Sequence[Tensor] = ()) -> Tensor:
+    """1 if a number in the gradients of `params` is not finite, else 0: float32, on the device.
+
+    Of sharded parameters gs are the local parts.
+    """
+    local = [g for g in gs if g.numel() > 0]
     if host_reads(device):
         flag = torch.tensor(0.0 if all_finite(local) else 1.0)
     else:
@@ -97,7 +102,7 @@ def _flag(gs: Sequence[Tensor], device: torch.device) -> Tensor:
         if len({norm.dtype for norm in norms}) > 1:
             norms = [norm.double() for norm in norms]
         flag = 1 - torch.stack(list(norms)).isfinite().all().float()
-    for group in _process_groups(gs):
+    for group in _process_groups(params):
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
     return flag
 
@@ -113,9 +118,9 @@ def _each_finite(gs: Sequence[Tensor]) -> bool:
     return all(bool(g.isfinite().all()) for g in gs)
 
 
-def _process_groups(gs: Iterable[Tensor]) -> list[Any]:
-    """Those over which gradients are sharded."""
-    meshes = {g.device_mesh for g in gs if hasattr(g, "device_mesh")}
+def _process_groups(params: Iterable[Tensor]) -> list[Any]:
+    """Those over which parameters are sharded, in an order that is the same on all ranks."""
+    meshes = dict.fromkeys(p.device_mesh for p in params if hasattr(p, "device_mesh"))
     return [mesh.get_group(axis) for mesh in meshes for axis in range(mesh.ndim)]
 
 

@@ -25,13 +25,22 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices, kernels_run
 from rootfree.layout.joint import JointPairs
+from rootfree.placement.canonical import placed_like
+from rootfree.placement.local import is_sharded
 from rootfree.rules.momentum import Tail
 from rootfree.shell.checkpoint import bring_state, load_checkpoint
+from rootfree.shell.checkpoint_matching import match_state_dict
 from rootfree.shell.checks import Check, positive_integer
 from rootfree.shell.companion import AdamW, check_companion
-from rootfree.shell.groups import as_list, check_devices, check_option_names, check_parameters
+from rootfree.shell.groups import (
+    as_list,
+    check_devices,
+    check_option_names,
+    check_parameters,
+    check_whole,
+)
 from rootfree.shell.nonfinite import Watch
-from rootfree.shell.summary import named_groups, table_of
+from rootfree.shell.summary import bytes_of, named_groups, table_of
 from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
 
 Group = dict[str, Any]
@@ -131,6 +140,14 @@ class RootFreeOptimizer(Optimizer, ABC):
         """Called when all parameters are updated."""
         return  # nothing, unless a method says otherwise
 
+    def _settle(self, group: Group) -> None:
+        """Decide which ranks have what of a group's state; called before there is any."""
+        return  # nothing, unless a method says otherwise
+
+    def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
+        """Positions, by id of the group, of parameters whose gradient only other ranks have."""
+        return {}  # nobody asks them, unless a method says otherwise
+
     @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own options; a bad group changes nothing."""
@@ -139,6 +156,7 @@ class RootFreeOptimizer(Optimizer, ABC):
             first = next((p for p in group["params"]), None)
             p = first[1] if isinstance(first, tuple) else first
             group["lr"] = torch.tensor(group["lr"], device=None if p is None else p.device)
+        self._settle(group)
         super().add_param_group(group)
         method = self._of(group)
         for name in {*self.options} - {*method.options}:  # torch filled them in
@@ -161,6 +179,8 @@ class RootFreeOptimizer(Optimizer, ABC):
         if self._fused:
             check_devices(group["params"], kernel_devices(True))
         self._pairs.check_group(group["params"])
+        if self._curvature is not None:
+            check_whole(group["params"])
         options = [*method.options, *(["companion"] if has_companions else [])]
         check_option_names(param_group, options, method=name)
         return {**group, **method._checked_options(group)}
@@ -242,11 +262,14 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _work(self) -> list[Work]:
         """What there is to update, with gradients that were found usable and state in its place."""
         found: list[Work] = []
+        elsewhere = self._gradients_elsewhere()
         for group in self.param_groups:
             params = group["params"]
             places = [(p.device, p.dtype, p.shape) for p in params]
             memory = None if torch.compiler.is_compiling() else self._memory_of(group, places)
             gs = [p.grad for p in params]
+            for i in elsewhere.get(id(group), ()):
+                gs[i] = torch.zeros_like(params[i])
             dues = None if memory is None else self._of(group)._dues(memory)
             refresh: bool | None = True
             if dues is None:
@@ -265,7 +288,10 @@ class RootFreeOptimizer(Optimizer, ABC):
                 work = sorted_work(group, kinds, rows, elements_at_once=self._elements_at_once)
                 patterns[:] = [(kinds, work), *patterns[: MOST_PATTERNS - 1]]
             for w in work:
-                w.gs = [cast("Tensor", gs[i]) for i in w.where]
+                if w.withins is None:
+                    w.gs = [cast("Tensor", gs[i]) for i in w.where]
+                else:
+                    w.take_parts(gs)
                 w.refresh = refresh if refresh is not None else dues[w.where[0]]
             found += work
         return found
@@ -345,8 +371,11 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     @_disable_dynamo
     def _count_batch(self) -> None:
-        if any(p.grad is not None for group in self.param_groups for p in group["params"]):
-            self.batch_size = self._batch_counter.take()
+        has = any(p.grad is not None for group in self.param_groups for p in group["params"])
+        # Without gradients here too: the other ranks wait for our count.
+        total = self._batch_counter.take(needed=has)
+        if total > 0:
+            self.batch_size = total
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -367,18 +396,41 @@ class RootFreeOptimizer(Optimizer, ABC):
             replaced = pre_hook(self, state_dict)
             if replaced is not None:
                 state_dict = replaced
-        load_checkpoint(self, state_dict)
+        load_checkpoint(self, self._brought(state_dict))
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
+    def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A checkpoint with its tensors placed like the state, where parameters are sharded."""
+        matched = match_state_dict(self.param_groups, state_dict, method=type(self).__name__)
+        placed = {}
+        for group, _, rows in matched:
+            for p, row in zip(group["params"], rows, strict=True):
+                if row is not None and (is_sharded(p) or any(map(is_sharded, row.values()))):
+                    mine = self.state.get(p) or {}
+                    placed[id(row)] = {k: placed_like(mine.get(k, t), t) for k, t in row.items()}
+        if not placed:
+            return state_dict
+        state = {key: placed.get(id(row), row) for key, row in state_dict["state"].items()}
+        return {**state_dict, "state": state}
+
     def summary(self) -> str:
-        """A table: parameter, shape, role (if groups say it), preconditioner, bytes of state."""
-        described = (
-            (name, p, group.get("role", ""), self._of(group)._describe(p, group), self.state[p])
+        """A table: parameter, shape, role (if groups say it), preconditioner, bytes of state.
+
+        Where ranks have parts of the state, "bytes here" is what this one has of it.
+        """
+        return table_of(
+            (
+                *(name, p, group.get("role", ""), self._of(group)._describe(p, group)),
+                *(self.state[p], self._whole_bytes(p)),
+            )
             for group, names in named_groups(self.param_groups)
             for name, p in zip(names, group["params"], strict=True)
         )
-        return table_of(described)
+
+    def _whole_bytes(self, p: Tensor) -> int:
+        """Bytes of the state of `p` on all ranks together, copies counted once."""
+        return bytes_of(self.state[p].values())
 
 
 def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:

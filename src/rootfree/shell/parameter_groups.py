@@ -163,11 +163,6 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
             raise ValueError(
                 f"parameter {name} has no shape yet: call the model once, then make the groups"
             )
-        if hasattr(p, "full_tensor"):
-            raise TypeError(
-                f"parameter {name} of shape {tuple(p.shape)} is sharded (a DTensor); the matrix "
-                "methods take whole parameters only, as under DDP"
-            )
     trainable = [(name, p) for name, p in named if p.requires_grad]
     if not trainable:
         raise ValueError(

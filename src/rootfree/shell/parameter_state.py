@@ -10,6 +10,9 @@ from torch import Tensor
 
 Group = dict[str, Any]
 
+# The distance of the counters of neighbouring rows.
+_APART = 65537
+
 
 def working_dtype(p: Tensor) -> torch.dtype:
     """The dtype in which updates of `p` are computed: float64 for float64, float32 otherwise."""
@@ -40,10 +43,16 @@ def parameter_state(
     return state
 
 
+def renumber_(counters: Tensor, rows: list[int]) -> None:
+    """Give counters that were made for the rows 0, 1, ... those of other rows.  Changes them."""
+    shift = torch.tensor(rows, dtype=torch.int32) - torch.arange(len(rows), dtype=torch.int32)
+    counters += shift.to(counters.device) * _APART
+
+
 def rounding_counters(shape: tuple[int, ...], *, salt: int, device: torch.device | str) -> Tensor:
     """Counters of stochastic rounding, far apart for different salts and for the rows of one."""
     start = salt * 0x9E3779B1 & 0x3FFFFFFF
     counters = torch.full(shape, start, dtype=torch.int32, device=device)
     if shape:
-        counters += torch.arange(shape[0], dtype=torch.int32, device=device) * 65537
+        counters += torch.arange(shape[0], dtype=torch.int32, device=device) * _APART
     return counters

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-Row = tuple[Any, Tensor, str, str, Mapping[str, Tensor]]
+from rootfree.placement.local import local
+
+Row = tuple[Any, Tensor, str, str, Mapping[str, Tensor], int]
 
 
 def named_groups(
@@ -22,19 +24,33 @@ def named_groups(
 
 
 def table_of(described: Iterable[Row]) -> str:
-    """A line for each (name, parameter, role, preconditioner, state), and their total."""
-    rows: list[tuple[str, ...]] = [("parameter", "shape", "role", "preconditioner", "state bytes")]
-    total = elements = 0
-    for name, p, role, preconditioner, state in described:
-        size = sum(t.numel() * t.element_size() for t in state.values())
+    """A line for each (name, parameter, role, preconditioner, state, bytes of the whole state), and
+    their total; where ranks have parts of the state, with the bytes that are here."""
+    head = ("parameter", "shape", "role", "preconditioner", "bytes here", "state bytes")
+    rows: list[tuple[str, ...]] = [head]
+    total = elements = total_here = 0
+    for name, p, role, preconditioner, state, whole in described:
+        here = bytes_of(map(local, state.values()))
         shape = "x".join(map(str, p.shape)) or "scalar"
-        rows.append((str(name), shape, role, preconditioner, f"{size:,}"))
-        total, elements = total + size, elements + p.numel()
-    per_parameter = total / max(elements, 1)
-    rows.append(("total", f"{elements:,}", "", f"{per_parameter:.2f} bytes each", f"{total:,}"))
+        rows.append((str(name), shape, role, preconditioner, f"{here:,}", f"{whole:,}"))
+        total, elements, total_here = total + whole, elements + p.numel(), total_here + here
+    each = f"{total / max(elements, 1):.2f} bytes each"
+    rows.append(("total", f"{elements:,}", "", each, f"{total_here:,}", f"{total:,}"))
+    if total_here == total:
+        rows = [(*row[:4], row[5]) for row in rows]
     if not any(row[2] for row in rows[1:]):  # groups made by hand have none
         rows = [(*row[:2], *row[3:]) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    texts = len(rows[0]) - (1 if total_here == total else 2)
     return "\n".join(
-        "  ".join([*map(str.ljust, row[:-1], widths), row[-1].rjust(widths[-1])]) for row in rows
+        "  ".join(
+            cell.ljust(width) if n < texts else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
     )
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Their size; of a sharded tensor that of the whole."""
+    return sum(t.numel() * t.element_size() for t in tensors)

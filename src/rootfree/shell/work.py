@@ -12,10 +12,14 @@ from torch import Tensor
 from rootfree.kernels.diagonal import FusedDiagonal
 from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.plan import Plan
+from rootfree.kernels.rounding import Within
 from rootfree.kernels.stack import Stack
 from rootfree.layout.buckets import Bucket
+from rootfree.placement.local import is_sharded, local, local_gradient, local_row, within
+from rootfree.placement.placed_stack import PlacedStack
 
 Tensors = list[Tensor]
+AnyStack = Stack | FusedStack | PlacedStack
 Group = dict[str, Any]
 #: of a parameter: None without a gradient, else what decides with which others it is updated
 Kind = tuple[Any, ...] | None
@@ -26,7 +30,8 @@ MOST_PATTERNS = 4
 
 @dataclass(eq=False)
 class Work:
-    """Parameters of one group, device and dtype that are updated together."""
+    """Parameters of one group, device and dtype that are updated together; of sharded ones the
+    part that is here."""
 
     group: Group
     where: list[int]  # positions in the group
@@ -34,9 +39,17 @@ class Work:
     rows: list[dict[str, Tensor]]  # their state
     gs: Tensors = field(default_factory=list)  # of this step
     refresh: bool = True  # whether this step refreshes the preconditioners
-    stacks: list[tuple[list[int], Stack | FusedStack]] | None = None  # with positions in ps
+    stacks: list[tuple[list[int], AnyStack]] | None = None  # with positions in ps
     kernel: FusedDiagonal | None = None
+    withins: list[Within | None] | None = None  # what ps are parts of; None: all are whole
     skip: Tensor | None = None  # on the device: not 0 where nothing may change; None: it may
+
+    def take_parts(self, gs: Sequence[Tensor | None]) -> None:
+        """Take what is here of this step's gradients, and of the parameters, from the group."""
+        params = self.group["params"]
+        # FSDP may have moved its shards: they are looked up anew.
+        self.ps[:] = [local(params[i]) for i in self.where]
+        self.gs = [local_gradient(params[i], gs[i]) for i in self.where]
 
 
 @dataclass(eq=False)
@@ -76,8 +89,13 @@ def sorted_work(
     for (device, _, refresh), where in by_kind.items():
         limit = elements_at_once if device.type == "cpu" else None
         for part in [where] if limit is None else _portions(params, where, limit):
-            mine = ([params[i] for i in part], [rows[i] for i in part])
-            work.append(Work(group, part, *mine, refresh=refresh))
+            ps, mine = [params[i] for i in part], [rows[i] for i in part]
+            if any(map(is_sharded, ps)):
+                withins = [within(p) for p in ps]
+                ps, mine = [*map(local, ps)], [*map(local_row, mine)]
+                work.append(Work(group, part, ps, mine, refresh=refresh, withins=withins))
+            else:
+                work.append(Work(group, part, ps, mine, refresh=refresh))
     return work
 
 

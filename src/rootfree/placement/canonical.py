@@ -1,0 +1,238 @@
+"""State as checkpoints have it: the shapes of one process, as DTensors.
+
+What owners keep of blocks and momentum becomes DTensors of the shapes that the state has in one
+process. Factors are cut along their rows (a parameter has few blocks and many rows), momentum along
+its first axis, over the mesh of the parameter or over all ranks that share its blocks. Such a
+checkpoint fits every number of ranks and every kind of parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rootfree.placement.boxes import Box, part, shape_of, size_of, view_boxes, whole
+from rootfree.placement.exchange import move
+from rootfree.placement.homes import Home, shard_axis, tile_number
+from rootfree.placement.local import is_sharded, local, offsets_and_shape
+from rootfree.placement.routes import Places, make_route
+
+State = Mapping[str, Tensor]
+Boxes = dict[Box, Tensor]
+
+
+class Entry(NamedTuple):
+    """A tensor of the state that owners have the parts of."""
+
+    p: Tensor
+    home: Home
+    key: str
+    shape: tuple[int, ...]  # of the whole
+    view: tuple[int, ...]  # in whose axes boxes are
+    owned: Places
+    cut: int | None  # the axis that is cut over the mesh
+    owners_part: Tensor  # what is owned here
+    mine: Boxes  # the same by boxes
+
+    @property
+    def shards(self) -> list[Box]:
+        """What each rank has of the saved tensor, as torch cuts it into chunks."""
+        boxes = []
+        for number, count in self.home.shards:
+            box = list(whole(self.shape))
+            if self.cut is not None:
+                size, d = -(-self.shape[self.cut] // count), self.shape[self.cut]
+                box[self.cut] = (min(number * size, d), min((number + 1) * size, d))
+            boxes.append(tuple(box))
+        return boxes
+
+    @property
+    def saved(self) -> Places:
+        """(rank, box in the view) of the same."""
+        return [
+            (rank, there)
+            for rank, box in enumerate(self.shards)
+            for there, _ in view_boxes(box, self.shape, self.view)
+        ]
+
+    def views(self, shard: Tensor) -> Boxes:
+        """This rank's shard of the saved tensor by boxes of the view."""
+        box = self.shards[self.home.ranks.me]
+        return {
+            there: part(shard, box, sub).view(shape_of(there))
+            for there, sub in view_boxes(box, self.shape, self.view)
+        }
+
+    def placements(self) -> tuple[Any, list[Any]]:
+        """The mesh of the saved tensor, and its placements there."""
+        from torch.distributed.tensor import Replicate, Shard
+
+        p, ranks = self.p, self.home.ranks
+        mesh: Any = p.device_mesh if is_sharded(p) else ranks.mesh(p.device.type)  # type: ignore[attr-defined]
+        axis = shard_axis(p) if is_sharded(p) else 0
+        shard = Replicate() if self.cut is None else Shard(self.cut)
+        return mesh, [shard if n == axis else Replicate() for n in range(mesh.ndim)]
+
+
+def entries_of(p: Tensor, home: Home, row: State) -> list[Entry]:
+    """What of the state of a parameter is with the owners of its blocks."""
+    found = []
+    for key, tensor in ordered(row).items() if home.cut else ():
+        if key.startswith("block"):
+            tile = tile_number(key)
+            owners, rest = home.owners[tile], tuple(tensor.shape[1:])
+            boxes: list[Box] = [((n, n + 1), *whole(rest)) for n in range(len(owners))]
+            mine = {boxes[n]: tensor[k : k + 1] for k, n in enumerate(home.mine(tile))}
+            shape, owned = (len(owners), *rest), [*zip(owners, boxes, strict=True)]
+            cut = 1 if rest else None
+            found.append(Entry(p, home, key, shape, shape, owned, cut, tensor, mine))
+        elif key == "momentum" and home.at_owner:
+            places, cut = (home.owned, 0 if home.shape else None)
+            mine = home.segments(tensor)
+            found.append(Entry(p, home, key, home.shape, home.view, places, cut, tensor, mine))
+    return found
+
+
+def ordered(row: Mapping[str, Any]) -> dict[str, Any]:
+    """State in an order that is the same on all ranks, whatever they own."""
+    return {key: row[key] for key in sorted(row)}
+
+
+def saved_rows(
+    rows: Mapping[Tensor, State], homes: Mapping[Tensor, Home]
+) -> dict[Tensor, dict[str, Any]]:
+    """The state of parameters with homes in the form of checkpoints. All ranks must ask."""
+    entries = [e for p, row in rows.items() if p in homes for e in entries_of(p, homes[p], row)]
+    shards = [
+        torch.empty(
+            shape_of(e.shards[e.home.ranks.me]), dtype=e.owners_part.dtype,
+            device=e.owners_part.device,
+        )
+        for e in entries
+    ]  # fmt: skip
+    _exchange(
+        [(e, e.owned, e.saved, e.mine, e.views(s)) for e, s in zip(entries, shards, strict=True)]
+    )
+    found = {p: ordered(row) for p, row in rows.items() if p in homes}
+    for entry, shard in zip(entries, shards, strict=True):
+        found[entry.p][entry.key] = _assembled(entry, shard)
+    return found
+
+
+def owned_rows(
+    like: Mapping[Tensor, State], homes: Mapping[Tensor, Home], given: Mapping[Tensor, State]
+) -> dict[Tensor, dict[str, Tensor]]:
+    """The inverse: what of a checkpoint's rows belongs here, written into the tensors of `like`.
+
+    Tensors of the checkpoint may be DTensors, or whole on every rank.
+    """
+    entries = [
+        entry
+        for p, row in like.items()
+        if p in given and p in homes
+        for entry in entries_of(p, homes[p], row)
+        if entry.key in given[p]
+    ]
+    found: dict[Tensor, dict[str, Any]] = {p: dict(row) for p, row in given.items()}
+    for entry in entries:  # in the place of what is whole comes what is owned here
+        found[entry.p][entry.key] = entry.owners_part
+    for p, row in found.items():
+        for key in [key for key in row if key in like.get(p, {})]:
+            row[key] = placed_like(like[p][key], row[key])
+    _exchange(
+        [(e, e.saved, e.owned, e.views(_shard(e, given[e.p][e.key])), e.mine) for e in entries]
+    )
+    return found
+
+
+def mismatches(
+    like: Mapping[Tensor, State], homes: Mapping[Tensor, Home], given: Mapping[Tensor, State]
+) -> Iterable[str]:
+    """What of a checkpoint does not fit, in words."""
+    for p, row in like.items():
+        for entry in entries_of(p, homes[p], row) if p in homes and p in given else ():
+            tensor = given[p].get(entry.key, entry)
+            what = f"the checkpoint's {entry.key!r} of a parameter of shape {entry.home.shape}"
+            if tensor is entry:
+                continue  # the state lacks it, which is found out elsewhere
+            if not isinstance(tensor, Tensor):
+                yield f"{what} must be a Tensor, got {type(tensor).__name__}"
+            elif tuple(tensor.shape) != entry.shape:
+                yield f"{what} has shape {tuple(tensor.shape)}, but must have {entry.shape}"
+
+
+def _exchange(moves: Sequence[tuple[Entry, Places, Places, Boxes, Boxes]]) -> None:
+    """Bring every entry from places to places, by one exchange for each group of ranks and dtype.
+
+    Each with what is here of the former, and where to put what will be here of the latter.
+    """
+    kinds: dict[Any, list[int]] = {}
+    for n, (entry, *_) in enumerate(moves):
+        kind = (id(entry.home.ranks), entry.owners_part.dtype, entry.owners_part.device)
+        kinds.setdefault(kind, []).append(n)
+    for (_, dtype, device), members in kinds.items():
+        ranks = moves[members[0]][0].home.ranks
+        route = make_route(
+            {n: moves[n][1] for n in members},
+            {n: moves[n][2] for n in members},
+            me=ranks.me,
+            world=ranks.world,
+        )
+        have = {(n, box): t for n in members for box, t in moves[n][3].items()}
+        want = {(n, box): t for n in members for box, t in moves[n][4].items()}
+        move(
+            route, have, want, dtype=dtype, device=device, group=ranks.group, sent=ranks.sent,
+            what="checkpoints",
+        )  # fmt: skip
+
+
+def _assembled(entry: Entry, shard: Tensor) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = entry.placements()
+    shape = torch.Size(entry.shape)
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _shard(entry: Entry, given: Any) -> Tensor:
+    """This rank's shard of a checkpoint's tensor."""
+    if is_sharded(given):
+        mesh, placements = entry.placements()
+        if given.device_mesh == mesh:
+            same = list(given.placements) == placements
+            given = given if same else given.redistribute(mesh, placements)
+            return local(given).to(entry.owners_part.dtype).contiguous()
+        given = given.full_tensor()
+    box = entry.shards[entry.home.ranks.me]
+    return part(given, whole(entry.shape), box).to(entry.owners_part.dtype).contiguous()
+
+
+def placed_like(mine: Any, given: Any) -> Any:
+    """A tensor of a checkpoint, placed like the one that it is copied into."""
+    if mine.shape != getattr(given, "shape", None):
+        return given
+    if is_sharded(given):
+        if is_sharded(mine) and mine.device_mesh == given.device_mesh:
+            return given
+        given = given.full_tensor()
+    if not is_sharded(mine):
+        return given
+    from torch.distributed.tensor import DTensor
+
+    offsets, shape = offsets_and_shape(mine)
+    for axis, (start, d) in enumerate(zip(offsets, shape, strict=True)):
+        given = given.narrow(axis, start if d else 0, d)
+    return DTensor.from_local(
+        given.to(local(mine).device).contiguous(), mine.device_mesh, mine.placements,
+        run_check=False, shape=mine.shape, stride=mine.stride(),
+    )  # fmt: skip
+
+
+def whole_bytes(p: Tensor, home: Home, row: State) -> int:
+    """Bytes of a parameter's state on all ranks together, copies counted once."""
+    shared = {e.key: size_of(whole(e.shape)) for e in entries_of(p, home, row)}
+    return sum(shared.get(key, t.numel()) * t.element_size() for key, t in row.items())

@@ -1,0 +1,163 @@
+"""Moving boxes between ranks, by one all-to-all with exact sizes.
+
+Which elements of which tensors go where in the buffers is worked out once, on stand-ins without
+memory; a step makes one view for each piece and copies them all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rootfree.placement.boxes import Box, part, shape_of, size_of
+from rootfree.placement.processes import exchange_device
+from rootfree.placement.routes import Key, Leg, Route
+
+
+class Shadow(NamedTuple):
+    """A view of a tensor that is not there yet: its number, and the view of a stand-in."""
+
+    number: int
+    view: Tensor
+
+
+class Piece(NamedTuple):
+    """A view of a tensor as numbers, relative to where the tensor begins."""
+
+    number: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The view."""
+        t = tensors[self.number]
+        return t.as_strided(self.size, self.stride, t.storage_offset() + self.offset)
+
+
+Shadows = Mapping[tuple[Key, Box], Shadow]
+
+
+def stand_in(shape: Sequence[int]) -> Tensor:
+    """What a contiguous tensor looks like."""
+    return torch.empty(shape, device="meta")
+
+
+def piece_of(shadow: Shadow) -> Piece:
+    """The view as numbers."""
+    view = shadow.view
+    return Piece(shadow.number, tuple(view.shape), view.stride(), int(view.storage_offset()))
+
+
+class Exchange:
+    """A route between given kinds of tensors, for numbers of one dtype."""
+
+    def __init__(
+        self, route: Route, have: Shadows, want: Shadows, *, dtype: torch.dtype,
+        device: torch.device, group: Any,
+    ) -> None:  # fmt: skip
+        outgoing = [leg for legs in route.sent for leg in legs]
+        incoming = [leg for legs in route.received for leg in legs]
+        self._out, self._in = _cuts(have, outgoing), _cuts(want, incoming)
+        self._out_spaces, self._in_spaces = _spaces(outgoing), _spaces(incoming)
+        self._kept = (
+            _cuts(have, [source for source, _ in route.kept]),
+            _cuts(want, [target for _, target in route.kept]),
+        )
+        self._holes = [piece_of(want[key, box]) for key, box in route.holes]
+        self._sizes = [
+            [sum(size_of(leg.cut) for leg in legs) for legs in way]
+            for way in (route.received, route.sent)
+        ]
+        self._dtype, self._device, self._group = dtype, device, group
+
+    def __call__(
+        self, have: Sequence[Tensor], want: Sequence[Tensor], sent: MutableMapping[str, int],
+        what: str,
+    ) -> None:  # fmt: skip
+        """Fill what is wanted from what is there.  Changes `want` and `sent`.
+
+        `sent` counts bytes that leave this rank, by `what` they are.
+        """
+        for hole in self._holes:
+            hole.of(want).zero_()
+        come, out = (
+            torch.empty(sum(sizes), dtype=self._dtype, device=self._device) for sizes in self._sizes
+        )
+        _copy_(_views(self._out_spaces, [out]), _views(self._out, have))
+        sent[what] = sent.get(what, 0) + out.numel() * out.element_size()
+        wait = _all_to_all(come, out, self._sizes, self._group)
+        _copy_(_views(self._kept[1], want), _views(self._kept[0], have))  # meanwhile
+        _copy_(_views(self._in, want), _views(self._in_spaces, [wait()]))
+
+
+def move(
+    route: Route, have: Mapping[tuple[Key, Box], Tensor], want: Mapping[tuple[Key, Box], Tensor],
+    *, dtype: torch.dtype, device: torch.device, group: Any, sent: MutableMapping[str, int],
+    what: str,
+) -> None:  # fmt: skip
+    """One exchange between tensors that are there.  Changes `want` and `sent`."""
+    exchange = Exchange(
+        route, _shadows(have), _shadows(want), dtype=dtype, device=device, group=group
+    )
+    exchange([*have.values()], [*want.values()], sent, what)
+
+
+def _shadows(tensors: Mapping[tuple[Key, Box], Tensor]) -> Shadows:
+    return {
+        at: Shadow(n, torch.empty_strided(t.size(), t.stride(), device="meta"))
+        for n, (at, t) in enumerate(tensors.items())
+    }
+
+
+def _cuts(shadows: Shadows, legs: Iterable[Leg]) -> list[Piece]:
+    found = []
+    for leg in legs:
+        number, view = shadows[leg.key, leg.box]
+        found.append(piece_of(Shadow(number, part(view, leg.box, leg.cut))))
+    return found
+
+
+def _spaces(legs: Sequence[Leg]) -> list[Piece]:
+    """Their places in the buffer, one after the other."""
+    found, start = [], 0
+    for leg in legs:
+        shape = shape_of(leg.cut)
+        found.append(Piece(0, shape, stand_in(shape).stride(), start))
+        start += size_of(leg.cut)
+    return found
+
+
+def _views(pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [piece.of(tensors) for piece in pieces]
+
+
+def _copy_(to: list[Tensor], source: list[Tensor]) -> None:
+    if to:
+        torch._foreach_copy_(to, source)
+
+
+def _all_to_all(come: Tensor, out: Tensor, sizes: list[list[int]], group: Any) -> Any:
+    """Start the exchange; the function returned waits for it and gives what came."""
+    if len(sizes[0]) == 1:
+        return lambda: come
+    device = exchange_device(group, out.device)
+    there, here = (out, come) if device == out.device else (
+        out.to(device), torch.empty_like(come, device=device)
+    )  # fmt: skip
+    # As bytes: not every backend knows every dtype.
+    width = out.element_size()
+    bytes_in, bytes_out = ([n * width for n in each] for each in sizes)
+    work = torch.distributed.all_to_all_single(
+        here.view(torch.uint8), there.view(torch.uint8), bytes_in, bytes_out, group=group,
+        async_op=True,
+    )  # fmt: skip
+
+    def wait() -> Tensor:
+        work.wait()
+        return here.to(come.device)
+
+    return wait

@@ -1,0 +1,70 @@
+"""What of a sharded parameter is here.
+
+A sharded parameter is a DTensor (FSDP2, tensor parallelism). Methods that treat every element by
+itself need no more than the local part of it, its gradient and its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor
+
+from rootfree.kernels.rounding import Within
+
+
+def is_sharded(t: Any) -> bool:
+    """Whether it is a DTensor (asked without importing torch.distributed)."""
+    return hasattr(t, "full_tensor")
+
+
+def local(t: Any) -> Tensor:
+    """The part of a tensor that is on this rank; a plain tensor itself."""
+    here = t.to_local().detach() if is_sharded(t) else t
+    if hasattr(here, "wait"):  # a reduction is still under way
+        here = here.wait()
+    return cast("Tensor", here)
+
+
+def local_row(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of a parameter, of sharded tensors what is here."""
+    return {key: local(tensor) for key, tensor in row.items()}
+
+
+def local_gradient(p: Any, g: Any) -> Tensor:
+    """The part of a gradient that belongs to the local part of `p`.
+
+    A gradient may be placed otherwise than its parameter: with sequence parallelism those of norms
+    are sums that are still to be reduced.
+    """
+    if is_sharded(p) != is_sharded(g):
+        kinds = ["a plain tensor", "a DTensor"]
+        raise RuntimeError(
+            f"the gradient of a parameter of shape {tuple(p.shape)} is {kinds[is_sharded(g)]}, the "
+            f"parameter is {kinds[is_sharded(p)]}; they must be of one kind"
+        )
+    if is_sharded(p) and g.placements != p.placements:
+        g = g.redistribute(p.device_mesh, p.placements)
+    return local(g)
+
+
+def offsets_and_shape(p: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where the local part of `p` begins in the whole, and its shape."""
+    if not is_sharded(p):
+        return (0,) * p.dim(), tuple(p.shape)
+    # Not public, but the only place that knows how torch orders shards of shards; pinned by a test.
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offsets = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
+    if tuple(shape) != tuple(local(p).shape):
+        raise RuntimeError(
+            f"a parameter of shape {tuple(p.shape)} with placements {p.placements} has a local "
+            f"part of shape {tuple(local(p).shape)} where {tuple(shape)} was expected"
+        )
+    return tuple(offsets), tuple(shape)
+
+
+def within(p: Tensor) -> Within | None:
+    """Where the elements that are here are in the whole; None: it is the whole."""
+    return Within(offsets_and_shape(p)[0], tuple(p.shape)) if is_sharded(p) else None

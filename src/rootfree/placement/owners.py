@@ -1,0 +1,74 @@
+"""Which rank owns a block: the one that keeps its factors and computes its directions."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from rootfree.placement.boxes import Box, Overlaps, meet, size_of
+from rootfree.structures import Diagonal, Structure
+
+# A rank that holds most of a block gets it, unless its load would exceed the mean by this much.
+SLACK = 1.1
+# Refreshes are assumed at every second step, the default; the plan must not depend on a schedule.
+INTERVAL = 2
+
+
+class Block(NamedTuple):
+    """A block of a parameter: position of the parameter, tile, number in the tile."""
+
+    parameter: int
+    tile: int
+    number: int
+    box: Box  # in the view of the parameter
+    cost: float
+
+
+Held = Sequence[tuple[int, Box]]  # (rank, box) of every part of a parameter
+
+
+def flops(sizes: Sequence[int], structures: Sequence[Structure]) -> float:
+    """What a step on a block costs, about.
+
+    A dense factor of size d takes two products with the block for the direction. A refresh takes
+    two more and some products of d×d matrices.
+    """
+    elements = math.prod(sizes)
+    dense = [s.d for s in structures if not isinstance(s, Diagonal)]
+    direction = sum(4 * elements * d for d in dense)
+    refresh = sum(4 * elements * d + 8 * d**3 for d in dense)
+    return 10 * elements + direction + refresh / INTERVAL
+
+
+def assign(
+    blocks: Sequence[Block], held: Mapping[int, Held], load: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """The owner of every block, and the load of every rank, beside the given one, after that.
+
+    The largest blocks first, each to the rank that holds most of it, or else to the one with the
+    least to do; the same on every rank.
+    """
+    load, owners = list(load), [0] * len(blocks)
+    mean = (sum(load) + sum(block.cost for block in blocks)) / len(load)
+    holders = {parameter: Overlaps(places) for parameter, places in held.items()}
+    waiting = [(each, rank) for rank, each in enumerate(load)]  # the least loaded rank first
+    heapify(waiting)
+    for n in sorted(range(len(blocks)), key=lambda n: (-blocks[n].cost, n)):
+        parameter, _, _, box, cost = blocks[n]
+        while waiting[0][0] != load[waiting[0][1]]:  # it was given more since
+            heappop(waiting)
+        idle = waiting[0][1]
+        shares: dict[int, int] = defaultdict(int)
+        for rank, other in holders[parameter].of(box):
+            common = meet(other, box)
+            shares[rank] += size_of(common) if common else 0
+        nearest = max(shares, key=lambda rank: (shares[rank], -load[rank], -rank))
+        limit = max(SLACK * mean, load[idle] + cost)
+        owner = nearest if load[nearest] + cost <= limit else idle
+        load[owner] += cost
+        heappush(waiting, (load[owner], owner))
+        owners[n] = owner
+    return owners, load

@@ -1,0 +1,63 @@
+"""Process groups: who there is, and a channel between the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+
+def initialised() -> bool:
+    """Whether there are other processes to talk to."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def ranks_of_mesh(mesh: Any, dims: Iterable[int]) -> list[int]:
+    """The ranks along some axes of a mesh that this rank is among."""
+    wanted = set(dims)
+    here = mesh.get_coordinate()
+    index = tuple(slice(None) if n in wanted else here[n] for n in range(mesh.ndim))
+    return sorted(mesh.mesh[index].flatten().tolist())
+
+
+def device_group(ranks: Sequence[int]) -> Any:
+    """A process group of these ranks; every one of them must ask for it."""
+    distributed = torch.distributed
+    if list(ranks) == list(range(distributed.get_world_size())):
+        return distributed.group.WORLD
+    return _new_group(distributed.group.WORLD, tuple(ranks), None)
+
+
+def host_group(ranks: Sequence[int]) -> Any:
+    """A process group of these ranks for tensors on the CPU: no device waits for it."""
+    group = device_group(ranks)
+    if takes(group, torch.device("cpu")):
+        return group
+    return _new_group(torch.distributed.group.WORLD, tuple(ranks), "gloo")
+
+
+def takes(group: Any, device: torch.device) -> bool:
+    """Whether a group has a backend for tensors on this kind of device."""
+    try:
+        group._get_backend(torch.device(device.type))
+    except RuntimeError:
+        return False
+    return True
+
+
+def exchange_device(group: Any, device: torch.device) -> torch.device:
+    """Where tensors must be for an all-to-all, given where they are."""
+    if not takes(group, device):  # parameters offloaded to the CPU, ranks connected by their GPUs
+        return torch.device("cuda", torch.cuda.current_device())
+    if device.type != "cpu" and group._get_backend(device).name() == "gloo":
+        return torch.device("cpu")  # gloo has none for GPUs
+    return device
+
+
+@cache
+def _new_group(world: Any, ranks: tuple[int, ...], backend: str | None) -> Any:
+    # `world` is there because a new default group makes the old ones useless.
+    return torch.distributed.new_group(list(ranks), backend=backend, use_local_synchronization=True)

@@ -1,0 +1,103 @@
+"""The ranks that share the blocks of an optimizer, and how they stay of one mind.
+
+Ranks that do not agree on what comes next would wait for each other for ever, or compute something
+else on each. Before every exchange they compare a few numbers on the host; where these differ, each
+gets to see what the others have, and all raise the same error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rootfree.placement.processes import device_group, host_group, initialised
+
+
+class PlacementError(RuntimeError):
+    """Ranks that should be of one mind are not."""
+
+
+class Ranks:
+    """A group of ranks with their numbers in it."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = list(ranks)
+        self.group = device_group(ranks)
+        self._hosts = host_group(ranks)
+        self.me = self.ranks.index(torch.distributed.get_rank())
+        self.sent: dict[str, int] = {}  # bytes that left this rank, by what they were
+        self.load = [0.0] * len(self.ranks)  # of each, by the blocks that it owns
+        self._mesh: Any = None
+
+    @property
+    def world(self) -> int:
+        """How many there are."""
+        return len(self.ranks)
+
+    def mesh(self, device_type: str) -> Any:
+        """The ranks as a mesh of one axis, for state that no parameter has a mesh for."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if self._mesh is None:
+            self._mesh = DeviceMesh.from_group(self.group, device_type)
+        return self._mesh
+
+    def differ(self, what: str, content: Any) -> list[Any] | None:
+        """What every rank has to say where they are not of one mind; None: they are.
+
+        `what`: what the rank is about to do. If that alone is not the same, it is an error.
+        """
+        if not initialised():
+            raise PlacementError(f"{what} needs the process group, which was destroyed")
+        if self.world == 1:
+            return None
+        words = torch.tensor([_number(what), _number(repr(content))])
+        extremes = torch.cat([words, -words])
+        torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX, group=self._hosts)
+        if torch.equal(extremes[:2], -extremes[2:]):
+            return None
+        found = self.gathered((what, content))
+        doing = [each for each, _ in found]
+        if len({*doing}) > 1:
+            told = ", ".join(f"rank {r}: {each}" for r, each in zip(self.ranks, doing, strict=True))
+            raise PlacementError(f"the ranks are not at the same point of the program ({told})")
+        return [each for _, each in found]
+
+    def gathered(self, content: Any) -> list[Any]:
+        """What every rank has to say."""
+        if self.world == 1:
+            return [content]
+        found: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(found, content, group=self._hosts)
+        return found
+
+    def check_agree(self, what: str, content: dict[str, Any], *, about: str) -> None:
+        """Raise the same error on all ranks if they do not say the same."""
+        found = self.differ(what, content)
+        if found is not None:
+            self.check_alike(found, about=about)
+
+    def check_alike(self, found: list[dict[str, Any]], *, about: str) -> None:
+        """Raise an error that says what is not the same on all ranks, if anything is not."""
+        for key in dict.fromkeys(key for each in found for key in each):
+            values = [each.get(key) for each in found]
+            other = next((n for n, value in enumerate(values) if value != values[0]), None)
+            if other is not None:
+                raise PlacementError(
+                    f"{about}: {key} must be the same on all ranks, got {values[0]!r} on rank "
+                    f"{self.ranks[0]} and {values[other]!r} on rank {self.ranks[other]}"
+                )
+
+    def sum_(self, numbers: torch.Tensor) -> None:
+        """Replace numbers by their sums over the ranks."""
+        if self.world > 1:
+            self.sent["sums"] = self.sent.get("sums", 0) + numbers.numel() * numbers.element_size()
+            torch.distributed.all_reduce(numbers, group=self.group)
+
+
+def _number(text: str) -> int:
+    """A number for a text, the same in every process; its negative is one too."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")

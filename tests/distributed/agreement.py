@@ -1,0 +1,158 @@
+"""Ranks that see different batches, or are told different things; see test_agreement.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import rootfree
+from distributed.methods import if_shampoo
+from distributed.models import MODES, data_ranks, network, train
+
+#: rows that each rank sees; one has no data
+UNEQUAL = (1, 3, 0, 4)
+
+
+def run() -> dict[str, Any]:
+    rank = dist.get_rank()
+    found: dict[str, Any] = {"batch sizes": batch_sizes(rank)}
+    found["errors"] = {name: error_of(case, rank) for name, case in CASES.items()}
+    dist.barrier()
+    # The last thing that happens: nothing can follow.
+    optimizer = sharded()
+    train_once(optimizer)
+    dist.destroy_process_group()
+    found["errors"]["a destroyed process group"] = error_of(lambda _: optimizer.step(), rank)
+    return found
+
+
+def batch_sizes(rank: int) -> dict[str, list[int]]:
+    found = {}
+    for mode in ("ddp", "fsdp2", "hsdp", "tp", "fsdp2+tp"):
+        model = MODES[mode](network())
+        optimizer = rootfree.RFRMSprop(model.parameters())
+        rootfree.track_batch_size(model, optimizer)
+        train(model, optimizer, range(2), part=data_ranks(mode))
+        found[mode] = [optimizer.batch_size]
+    for mode in ("ddp", "fsdp2"):
+        model = MODES[mode](network())
+        optimizer = rootfree.RFRMSprop(model.parameters())
+        rootfree.track_batch_size(model, optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            x = torch.randn(UNEQUAL[rank], 1, 4, 4, dtype=torch.float64)
+            model(x).square().sum().backward()
+            optimizer.step()
+        found[f"{mode}, unequal"] = [optimizer.batch_size]
+    return found
+
+
+def sharded(shapes: tuple[tuple[int, ...], ...] = ((6, 4), (5,)), **given: Any) -> Any:
+    params = [nn.Parameter(torch.ones(*shape)) for shape in shapes]
+    return if_shampoo(params, **{"placement": rootfree.Sharded(), **given})
+
+
+def train_once(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+def other_rate(rank: int) -> None:
+    optimizer = sharded()
+    train_once(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.1 * (1 + (rank == 2))
+    train_once(optimizer)
+
+
+def other_shapes(rank: int) -> None:
+    sharded(((6, 4), (5 + (rank == 1),)))
+
+
+def other_options(rank: int) -> None:
+    sharded(damping=1e-3 if rank == 3 else 1e-4)
+
+
+def one_more_group(rank: int) -> None:
+    optimizer = sharded()
+    if rank == 0:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 3))]})
+    train_once(optimizer)
+
+
+def one_more_step(rank: int) -> None:
+    optimizer = sharded()
+    train_once(optimizer)
+    if rank == 1:
+        for p in optimizer.param_groups[0]["params"]:
+            optimizer.state[p]["step"] += 1
+    train_once(optimizer)
+
+
+def save_or_step(rank: int) -> None:
+    optimizer = sharded()
+    optimizer.state_dict() if rank == 1 else train_once(optimizer)
+
+
+def missing_state(rank: int) -> None:
+    optimizer = sharded()
+    saved = rootfree.full_state_dict(optimizer)
+    if rank == 2:
+        del saved["state"][1]
+    optimizer.load_state_dict(saved)
+
+
+def other_state(rank: int) -> None:
+    optimizer = sharded()
+    saved = rootfree.full_state_dict(optimizer)
+    if rank == 2:
+        saved["state"][0]["block0.factor0"] = torch.ones(1, 7, 7)
+    optimizer.load_state_dict(saved)
+
+
+def too_small_a_mesh(rank: int) -> None:
+    model = MODES["fsdp2"](network())
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
+    if_shampoo(model.parameters(), placement=rootfree.Sharded(mesh=mesh))
+
+
+def three_replicas(rank: int) -> None:
+    sharded(placement=rootfree.Sharded(replicas=3))
+
+
+def given_curvature(rank: int) -> None:
+    model = MODES["fsdp2"](network())
+    recorder = rootfree.HutchinsonDiagonal(network())
+    rootfree.IFShampoo(model.parameters(), batch_size=8, curvature=recorder)
+
+
+def joint_pairs(rank: int) -> None:
+    model = network()
+    recorder = rootfree.KFACRecorder(model)
+    if_shampoo(model.parameters(), curvature=recorder, placement=rootfree.Sharded())
+
+
+CASES: dict[str, Callable[[int], Any]] = {
+    "other rate": other_rate, "other shapes": other_shapes, "other options": other_options,
+    "one more group": one_more_group, "one more step": one_more_step,
+    "save or step": save_or_step, "missing state": missing_state, "other state": other_state,
+    "too small a mesh": too_small_a_mesh, "three replicas": three_replicas,
+    "given curvature": given_curvature, "joint pairs": joint_pairs,
+}  # fmt: skip
+
+
+def error_of(case: Callable[[int], Any], rank: int) -> tuple[str, str, float]:
+    """Kind and text of the error, and the seconds it took."""
+    start = time.perf_counter()
+    try:
+        case(rank)
+    except Exception as error:
+        return type(error).__name__, str(error), time.perf_counter() - start
+    return "none", "", time.perf_counter() - start

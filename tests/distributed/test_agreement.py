@@ -1,0 +1,49 @@
+"""Ranks have one batch size, and one mind: where they do not, all raise the same error."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributed.agreement import UNEQUAL
+from distributed.models import BATCH
+from distributed.program import LAST, ranks  # noqa: F401  (a fixture)
+
+pytestmark = pytest.mark.slow
+
+# what is said, by the case in agreement.py
+SAID = {
+    "other rate": "step(): lr of parameter group 0 must be the same on all ranks, got 0.1 on rank "
+    "0 and 0.2 on rank 2",
+    "other shapes": "shape, dtype, device and blocks of parameter 1 must be the same",
+    "other options": "damping must be the same on all ranks, got 0.0001 on rank 0 and 0.001 on",
+    "one more group": "not at the same point of the program (rank 0: adding a parameter group, "
+    "rank 1: step()",
+    "one more step": "step of parameter group 0 must be the same on all ranks",
+    "save or step": "not at the same point of the program (rank 0: step(), rank 1: state_dict()",
+    "missing state": "the checkpoint has no state for parameter 1",
+    "other state": "'block0.factor0' of a parameter of shape (6, 4) has shape (1, 7, 7), but must",
+    "too small a mesh": "the mesh must cover the parameters",
+    "three replicas": "replicas must divide the number of ranks, 4, got 3",
+    "given curvature": "curvature must be None for sharded parameters",
+    "joint pairs": "placement must be None where the curvature treats a weight and its bias as one",
+    "a destroyed process group": "needs the process group, which was destroyed",
+}
+
+
+def test_the_same_error_on_every_rank(ranks):  # noqa: F811
+    world = [rank["errors"] for rank in ranks[LAST]]
+    assert {*world[0]} == {*SAID}
+    for case, text in SAID.items():
+        for errors in world:
+            _, said, seconds = errors[case]
+            assert text in said, (case, said)
+            assert seconds < 30
+
+
+def test_one_batch_size_for_all(ranks):  # noqa: F811
+    for rank in ranks[LAST]:
+        found = rank["batch sizes"]
+        for mode in ("ddp", "fsdp2", "hsdp", "tp", "fsdp2+tp"):
+            assert found[mode] == [BATCH], mode
+        for mode in ("ddp", "fsdp2"):
+            assert found[f"{mode}, unequal"] == [sum(UNEQUAL)]
