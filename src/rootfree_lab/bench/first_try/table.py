@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from rootfree_lab.bench.first_try.entrants import NAMES
+from rootfree_lab.bench.first_try.entrants import MATRIX, NAMES
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.suite import TASKS
 from rootfree_lab.bench.markdown import rows
@@ -78,9 +78,13 @@ def labels_of(cells: Cells) -> list[str]:
 def as_markdown(cells: Cells) -> str:
     """The tables of the documentation: a row a task, a column an optimizer; ratios alone.
 
-    Optimizers that ran on some of the tasks have a table of their own.
+    The matrix methods come first: a narrow page shows the first columns. Optimizers that ran on
+    some of the tasks have a table of their own.
     """
     tasks, labels = tasks_of(cells), [label for label in labels_of(cells) if label != REFERENCE]
+    labels.sort(
+        key=lambda label: (label.split(" ")[0] not in MATRIX, labels_of(cells).index(label))
+    )
     everywhere = [label for label in labels if all((label, task) in cells for task in tasks)]
     tables = []
     for shown in (everywhere, [label for label in labels if label not in everywhere]):
