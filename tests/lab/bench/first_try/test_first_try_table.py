@@ -59,7 +59,7 @@ def test_rows_are_in_the_order_of_the_line_up():
     found = cells(record(label, "mlp_digits", 1.0) for label in labels)
     assert labels_of(found) == ["AdamW", "SGD", "IFShampoo", "IFShampoo lr=0.003"]
     lines = as_markdown(found).splitlines()
-    assert lines[0] == "| task | AdamW: loss | SGD | IFShampoo | IFShampoo lr=0.003 |"
+    assert lines[0] == "| task | AdamW: loss | IFShampoo | IFShampoo lr=0.003 | SGD |"
     assert lines[2] == "| mlp_digits | 1 ± 0 | 1.00 | 1.00 | 1.00 |"
 
 
