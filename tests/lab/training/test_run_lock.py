@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from rootfree_lab import run_lock, training
+from rootfree_lab import run_lock
 from rootfree_lab.checkpoints import checkpoint_path, file_name
 from rootfree_lab.config_files import load_config
-from rootfree_lab.records import read_records
+from rootfree_lab.records import append_record, read_records
 from rootfree_lab.stopping import Interrupted, StopSignals
 from rootfree_lab.training import records_path, train
 
@@ -29,7 +29,8 @@ def test_who_comes_second_waits_and_returns_the_record(tmp_path, make_config, ca
         second.start()
         second.join(0.5)
         assert second.is_alive()
-        record = training._train(config, tmp_path, False, None, ())
+        record = train(config, out=tmp_path / "elsewhere")
+        append_record(records_path(tmp_path), record)
     second.join(60)
     assert found == read_records(records_path(tmp_path))  # one record
     assert found[0]["final"] == record["final"]
