@@ -44,6 +44,20 @@ def test_every_experiment_of_the_paper_is_there():
     assert {file.stem for file in FILES if file.parent.name == "paper"} == set(PAPER)
 
 
+#: Defaults of the library that are not the paper's: its experiments say what they want.
+NOT_THE_PAPERS = {
+    "RFRMSprop": {"nesterov": False, "max_update": None},
+    "IFShampoo": {"nesterov": False, "rate_by_rank": False},
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_experiments_of_the_paper_have_its_rules(name):
+    for run in load_comparison(FOLDER / "paper" / f"{name}.toml"):
+        for option, value in NOT_THE_PAPERS.get(run.optimizer.name, {}).items():
+            assert plain_options(run.optimizer.options)[option] == value, run.label
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_settings_are_known_to_who_gets_them(file):
     runs = load_comparison(file)

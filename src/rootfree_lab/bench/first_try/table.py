@@ -82,9 +82,7 @@ def as_markdown(cells: Cells) -> str:
     some of the tasks have a table of their own.
     """
     tasks, labels = tasks_of(cells), [label for label in labels_of(cells) if label != REFERENCE]
-    labels.sort(
-        key=lambda label: (label.split(" ")[0] not in MATRIX, labels_of(cells).index(label))
-    )
+    labels.sort(key=lambda label: label.split(" ")[0] not in MATRIX)
     everywhere = [label for label in labels if all((label, task) in cells for task in tasks)]
     tables = []
     for shown in (everywhere, [label for label in labels if label not in everywhere]):
