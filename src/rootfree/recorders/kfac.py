@@ -17,7 +17,7 @@ from rootfree.recorders.grams import as_written, row_dtype
 from rootfree.recorders.kfac_factors import Call, LayerSums, Sharing, gradient_sum, input_sums
 from rootfree.recorders.layers import ConvLayer, Layer, find_layers
 from rootfree.recorders.recorder import Recorder
-from rootfree.recorders.soundness import NOT_WHOLE, this_backward, which_have_examples_first
+from rootfree.recorders.soundness import NOT_WHOLE, this_backward
 from rootfree.shell.checks import positive_integer
 
 Fisher = Literal["empirical", "type-2", "monte-carlo"]
@@ -73,7 +73,6 @@ class KFACRecorder(Recorder):
     _records: dict[int, LayerSums]  # by the identity of the weight
     _calls: list[Call]  # of the forward passes whose loss has not been seen yet
     _through: dict[int, dict[int, Tensor]]  # by weight and backward pass: what came by its layer
-    _unclear: list[tuple[Layer, Any]]  # calls that may have their examples elsewhere
 
     def __init__(
         self,
@@ -168,18 +167,11 @@ class KFACRecorder(Recorder):
     @_disable_dynamo
     def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
         """Ask once where layers with two axes as long as the batch have their examples."""
-        unclear, self._unclear = self._unclear, []
-        if unclear:
-            self._passing = True
-            try:
-                found = which_have_examples_first(output, self._n, [edge for _, edge in unclear])
-            finally:
-                self._passing = False
-            for (layer, _), first in zip(unclear, found, strict=True):
-                if first:
-                    self._clear.add(layer.name)
-                else:
-                    self._refuse(layer, "its examples are not on the first axis")
+        for layer, first in self._settled(output):
+            if first:
+                self._clear.add(layer.name)
+            else:
+                self._refuse(layer, "its examples are not on the first axis")
 
     @_disable_dynamo
     def _on_whole(self, layer: Layer, x: Tensor, context: object, grad: Tensor) -> None:

@@ -19,7 +19,7 @@ from rootfree.recorders import example_gradients
 from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.layers import find_layers
 from rootfree.recorders.recorder import Recorder
-from rootfree.recorders.soundness import NOT_WHOLE, this_backward, which_have_examples_first
+from rootfree.recorders.soundness import NOT_WHOLE, this_backward
 
 
 @dataclass
@@ -109,7 +109,7 @@ class PerExampleFisherRecorder(Recorder):
         self._strangers: set[nn.Module] = set()  # modules that turned out to be unsuitable
         self._tried: set[nn.Module] = set()
         self._clear: set[nn.Module] = set()  # modules whose examples are known to come first
-        self._unclear: list[tuple[nn.Module, Any]] = []  # calls that may have them elsewhere
+        self._unclear = []
 
     def _install(self) -> list[Any]:
         hook = partial(self._after_forward, self._context)
@@ -125,15 +125,8 @@ class PerExampleFisherRecorder(Recorder):
     @_disable_dynamo
     def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
         """Ask once where modules with two axes as long as the batch have their examples."""
-        unclear, self._unclear = self._unclear, []
-        if unclear:
-            self._passing = True
-            try:
-                found = which_have_examples_first(output, self._n, [edge for _, edge in unclear])
-            finally:
-                self._passing = False
-            for (module, _), first in zip(unclear, found, strict=True):
-                (self._clear if first else self._strangers).add(module)
+        for module, first in self._settled(output):
+            (self._clear if first else self._strangers).add(module)
 
     @_disable_dynamo
     def _after_forward(

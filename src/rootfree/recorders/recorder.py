@@ -16,7 +16,7 @@ from rootfree.curvature import ParameterCurvature
 from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.losses import LOSSES, check_exact
 from rootfree.recorders.ranks import Ranks
-from rootfree.recorders.soundness import WholeGradients
+from rootfree.recorders.soundness import WholeGradients, which_have_examples_first
 from rootfree.shell.loss_terms import first_length
 
 # Gradients in half precision are off by under one part in a hundred.
@@ -42,6 +42,7 @@ class Recorder(ABC):
     _size = 1  # ranks that average gradients, when the context was entered
     _n: int | None  # examples in the model's input; None: not known
     _passing = False  # whether passes of the recorder's own are under way
+    _unclear: list[tuple[Any, Any]]  # who may have its examples elsewhere, with its output's edge
 
     def __init__(
         self,
@@ -144,6 +145,18 @@ class Recorder(ABC):
             yield self
         finally:
             self._skipping = False
+
+    def _settled(self, output: Any) -> list[tuple[Any, bool]]:
+        """Who was unclear in this forward pass, and whether its examples do come first."""
+        unclear, self._unclear = self._unclear, []
+        if not unclear:
+            return []
+        self._passing = True
+        try:
+            found = which_have_examples_first(output, self._n, [edge for _, edge in unclear])
+        finally:
+            self._passing = False
+        return [(who, first) for (who, _), first in zip(unclear, found, strict=True)]
 
     def backward(self, loss: Tensor, outputs: Tensor | None = None) -> None:
         """``loss.backward()`` and the extra passes that the recorder needs.
