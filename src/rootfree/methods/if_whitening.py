@@ -92,11 +92,13 @@ class IFWhitening(BlockOptimizer):
         Eₙ = U₍ₙ₎U₍ₙ₎ᵀ/D₋ₙ + λ ∏_{j≠n} tr(Pⱼ²)/dⱼ · Pₙ² - I,   λ = ρ·v      every T steps
         Pₙ <- (I - β₂/2·Ê)Pₙ(I - β₂/2·Ê),   Ê = Eₙ/max(1, ‖Eₙ‖₂)          all from the old P
         U  = G with the new Pₙ applied on every axis n
+        U  <- U·min(1, c/rms(U))                                          c is max_update_rms
         M  <- α₁ M + U;   the step is U + α₁ M (Nesterov), scaled to root mean square r
         W  <- (1 - β₁κ)W - β₁·step
 
-    v is a running mean of mean(G²), at the rate β₂/100: where gradients have become small beside
-    what they were, as close to a minimum, they are not scaled up for ever.
+    v is a running mean of mean(G²), at the rate β₂/100. Where gradients have become small beside
+    what they were, as close to a minimum, U is small too, and a step below that of white noise is
+    not scaled up to r: the parameter comes to rest.
 
     ⊗Pₙ follows (E[ggᵀ])^{-½}: its fixed point is that of Shampoo by Kullback-Leibler divergence,
     which takes an eigendecomposition. There is no inverse, no root to compute, and nothing that

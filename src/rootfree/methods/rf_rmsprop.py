@@ -54,7 +54,8 @@ class RFRMSprop(DiagonalOptimizer):
             and the host does not wait. "raise": it changes nothing and raises FloatingPointError.
             "propagate": it does not look.
 
-    The table *first try* on the page *Choosing an optimizer* shows what the defaults do.
+    With ``nesterov=False, max_update=None`` this is the paper's method. The table *first try* on
+    the page *Choosing an optimizer* shows what the defaults do.
 
     Example:
         >>> import torch, rootfree
