@@ -40,6 +40,11 @@ class FiniteLook:
             self._lists[key].look(alike, flag)
         return flag
 
+    def stock_up(self) -> None:
+        """Be ready for captures to come."""
+        for known in self._lists.values():
+            known.places.stock_up()
+
 
 class _List:
     """The tables of tensors of these sizes."""
@@ -49,18 +54,18 @@ class _List:
         chunks = [(i, chunk) for i, size in enumerate(sizes) for chunk in range(-(-size // _CHUNK))]
         self._items = as_table(chunks, torch.int32, device)
         self._sizes = as_table(sizes, torch.int64, device)
-        self._places = AddressTable(len(sizes), device, beside=(self._items, self._sizes))
+        self.places = AddressTable(len(sizes), device, beside=(self._items, self._sizes))
 
     def look(self, gs: Sequence[Tensor], flag: Tensor) -> None:
         """flag <- 1 if a number is not finite."""
         gs = [g if g.is_contiguous() or is_dense(g) else g.contiguous() for g in gs]
-        self._places.stock_up()
+        self.places.stock_up()
         kernels = triton_kernels()
         with torch.cuda.device_of(flag):
-            self._places.send(gs)
+            self.places.send(gs)
             launch(
                 kernels.finite.finite_kernel, len(self._items),
-                self._items, self._sizes, self._places.tensor, flag,
-                G=kernels.dtype(gs[0]), ALIGNED=self._places.aligned,
+                self._items, self._sizes, self.places.tensor, flag,
+                G=kernels.dtype(gs[0]), ALIGNED=self.places.aligned,
                 CHUNK=_CHUNK, BLOCK=_BLOCK, num_warps=_WARPS,
             )  # fmt: skip

@@ -32,7 +32,7 @@ class Watch:
     def __init__(self, mode: str, *, fused: bool | None = None) -> None:
         self.mode: str = _mode("nonfinite", mode)
         self._fused = fused
-        self._look = FiniteLook()
+        self.kernel = FiniteLook()
         self._counts: dict[torch.device, Tensor] = {}
 
     def look(self, work: Sequence[Work], groups: Sequence[dict[str, Any]]) -> bool:
@@ -85,7 +85,7 @@ class Watch:
         if not gs:
             return torch.zeros((), device=device)
         if kernels_run(gs[0], self._fused) and {g.dtype for g in gs} <= DTYPES:
-            return self._look(gs)
+            return self.kernel(gs)
         norms = list(torch._foreach_norm(gs, math.inf))
         if len({norm.dtype for norm in norms}) > 1:
             norms = [norm.double() for norm in norms]
