@@ -10,7 +10,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rootfree_lab.report.markup import Markup, tag
+from markupsafe import Markup, escape
+
 from rootfree_lab.report.palette import GRID, INK, MUTED, PAPER, variables
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def inline(figure: Figure, *, name: str, description: str) -> Markup:
         body,
     )
     body = re.sub(r"\n\s*", "\n", body)
-    return tag("svg", Markup(body), viewBox=box, role="img", aria_label=description)
+    start = f'<svg viewBox="{box}" role="img" aria-label="{escape(description)}">'
+    return Markup(f"{start}{body}</svg>")
 
 
 def _settle(figure: Figure) -> None:
