@@ -101,7 +101,7 @@ def _unused(key: str, found: Mapping[str, str]) -> bool:
     if key == "schedule.factor":
         return found.get("schedule.milestones", "[]") == "[]"
     if key in ("train.square_k", "train.square_m"):
-        return not found.get("train.loss", "").startswith("square")
+        return found[key] == "1.0" or not found.get("train.loss", "").startswith("square")
     return key == "data.crop" and found.get("data.augment") != "true"
 
 

@@ -151,12 +151,13 @@ def _scale(axes: Axes, found: Sequence[Curve], axis: str) -> None:
     # A loss of zero has no place on a logarithmic scale: its curve leaves the panel below.
     bottom = float(values[values > 0].min(initial=math.inf)) if values.min() >= 0 else math.inf
     if highest / bottom >= LOG_FROM:
-        _logarithmic(axes, bottom, highest)
+        logarithmic(axes, bottom, highest)
     if highest < reached:
         axes.set_ylim(top=highest)
 
 
-def _logarithmic(axes: Axes, bottom: float, highest: float) -> None:
+def logarithmic(axes: Axes, bottom: float, highest: float) -> None:
+    """A logarithmic y axis for values from `bottom` to `highest`."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -169,12 +170,13 @@ def _logarithmic(axes: Axes, bottom: float, highest: float) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=within, numticks=10))
     # Plain numbers where they are short, powers of ten where the axis spans many of them.
     powers = span > 4 or bottom < 1e-3
-    text = _power_of_ten if powers and within == (1,) else "{:g}".format
+    text = power_of_ten if powers and within == (1,) else "{:g}".format
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _power_of_ten(value: float) -> str:
+def power_of_ten(value: float) -> str:
+    """The label of a logarithmic axis."""
     # Not TeX: labels are drawn as they are, since a dollar in one is a dollar.
     return "10" + f"{round(math.log10(value))}".translate(_RAISED)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -75,11 +75,11 @@ def style() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+def save(figure: Figure, stem: Path, formats: Sequence[str] | None = None) -> list[Path]:
     """Write a figure in all formats, without dates: the same records give the same files."""
     files = []
     _settle(figure)
-    for ending in FORMATS:
+    for ending in formats or FORMATS:
         # Not with_suffix: a name may contain a dot.
         file = stem.parent / f"{stem.name}.{ending}"
         figure.savefig(file, dpi=300, format=ending, metadata=_no_metadata(ending))
