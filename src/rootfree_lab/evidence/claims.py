@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rootfree_lab.evidence.outcomes import Outcome, final, over_seeds, step_milliseconds
+from rootfree_lab.report.experiments import settings
 from rootfree_lab.report.statistics import Summary
 
 WITHIN, ONE_SEED = "within the spread over seeds", "one seed, so no spread is known"
@@ -39,7 +40,8 @@ class Claim:
     sentence: str
     kinds: tuple[str, ...]
     judge: Judge
-    share: float = 1.0  # below 1: cases without the runs that it needs are not counted
+    share: float = 1.0
+    applies: Callable[[Outcome], bool] = lambda outcome: True  # whether it is about a case that ran
 
 
 def at_most(own: str, other: str, allowed: float = 0.0, *, strict: bool = False) -> Judge:
@@ -139,6 +141,17 @@ def same_without_autocast(allowed: float) -> Judge:
     return judge
 
 
+def has_matrix_method(outcome: Outcome) -> bool:
+    """Whether IF-Shampoo or IF-Whitening is among the optimizers of a case."""
+    return any(label in outcome.labels for label in (IF, WHITE))
+
+
+def in_bf16(outcome: Outcome) -> bool:
+    """Whether the runs of a case had bf16 autocast."""
+    runs = [run for group in outcome.experiment.groups for run in group.runs]
+    return any(settings(run).get("train.autocast") == "bf16" for run in runs)
+
+
 def _lowest(own: Summary | None, others: Iterable[Summary], unit: str) -> Verdict | None:
     rest = list(others)
     if own is None or not rest:
@@ -187,7 +200,7 @@ CLAIMS = (
     Claim("IF-Shampoo's step", "On a GPU, a step of IF-Shampoo costs at most a fifth of Shampoo's.",
           ("transformer",), cheaper(IF, "Shampoo", 5)),
     Claim("bf16", "With bf16 autocast the test error is within 0.3 points of fp32.",
-          ("cnn", "transformer"), same_without_autocast(0.3)),
+          ("cnn", "transformer"), same_without_autocast(0.3), applies=in_bf16),
     Claim("RF-RMSProp elsewhere",
           "RF-RMSProp is not above the better of SGD and AdamW by more than the spread over seeds.",
           ("other",), not_beyond_spread(RF, ("SGD", "AdamW"))),
@@ -208,10 +221,11 @@ CLAIMS = (
     Claim("Best error",
           "The better of IF-Shampoo and IF-Whitening ends below every other optimizer in at least "
           "70 % of the cases that have one of them.",
-          NETWORKS, matrix_first(lambda outcome, label: outcome.value(label)), share=0.7),
+          NETWORKS, matrix_first(lambda outcome, label: outcome.value(label)), share=0.7,
+          applies=has_matrix_method),
     Claim("Best time",
           "The better of IF-Shampoo and IF-Whitening reaches AdamW's final training loss in less "
           "time than every other optimizer in at least 70 % of the cases that have one of them.",
           NETWORKS, matrix_first(lambda outcome, label: outcome.seconds_to_reference(label),
-                                 unit="s"), share=0.7),
+                                 unit="s"), share=0.7, applies=has_matrix_method),
 )  # fmt: skip

@@ -115,6 +115,7 @@ def render(results: Path, folder: str) -> tuple[str, dict[str, Plot]]:
         unknown=[case for case in cases if case.kind == "unknown"],
         run=[case for case in cases if outcomes[case.config] is not None],
         missing=[case for case in cases if outcomes[case.config] is None],
+        letters={case.config: topic.letter for topic in sections for case in topic.cases},
         begun=[name for name, case in shown.items() if case.rows or case.searched],
         beside={topic.letter: _beside(topic, outcomes) for topic in sections},
         costs=[_cost(case, outcomes[case.config]) for case in cases if case.kind == "transformer"],
@@ -126,15 +127,15 @@ def render(results: Path, folder: str) -> tuple[str, dict[str, Plot]]:
 
 
 def _judged(claim: Claim, cases: Sequence[Case], outcomes: Mapping[str, Outcome | None]) -> Judged:
-    found = []
+    found: list[tuple[Case, Verdict | None]] = []
     for case in cases:
         if case.kind not in claim.kinds:
             continue
         there = outcomes[case.config]
-        verdict = claim.judge(there) if there is not None else None
-        # A claim about a share of the cases is about those that have the runs for it.
-        if verdict is not None or there is None or claim.share == 1:
-            found.append((case, verdict))
+        if there is None:
+            found.append((case, None))
+        elif claim.applies(there):
+            found.append((case, claim.judge(there)))
     return Judged(claim, found)
 
 

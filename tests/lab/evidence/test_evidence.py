@@ -119,6 +119,19 @@ def test_bf16_is_compared_with_the_folder_of_fp32(tmp_path):
     assert not judge(tmp_path, same, runs, fp32=finals(far)).holds
 
 
+def test_claims_that_are_about_some_cases_alone(tmp_path):
+    runs = list(finals({"AdamW": [9.0], "IFWhitening": [8.0]}))
+    write(tmp_path / CASE.config / "final" / "records.jsonl", runs)
+    found = outcome(tmp_path, CASE)
+    assert claims.has_matrix_method(found)
+    assert not claims.in_bf16(found)
+    runs[0]["config"]["train"]["autocast"] = "bf16"
+    write(tmp_path / CASE.config / "final" / "records.jsonl", runs[:1])
+    found = outcome(tmp_path, CASE)
+    assert not claims.has_matrix_method(found)
+    assert claims.in_bf16(found)
+
+
 def test_the_better_matrix_method_is_first(tmp_path):
     first = claims.matrix_first(lambda found, label: found.value(label))
     others = {"AdamW": [9, 9], "Muon": [8, 8]}
