@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rootfree_lab.evidence.outcomes import Outcome, final, over_seeds, step_milliseconds
 from rootfree_lab.report.experiments import settings
@@ -51,7 +51,8 @@ def at_most(own: str, other: str, allowed: float = 0.0, *, strict: bool = False)
         a, b = outcome.value(own), outcome.value(other)
         if a is None or b is None:
             return None
-        return _compared(a, b, allowed, _pair(a, b, outcome.unit), strict=strict)
+        verdict = _compared(a, b, allowed, _pair(a, b, outcome.unit), strict=strict)
+        return _failures(verdict, outcome, (own, other))
 
     return judge
 
@@ -60,16 +61,13 @@ def not_beyond_spread(own: str, others: Sequence[str]) -> Judge:
     """`own` is not above the best of `others` by more than the deviations of both."""
 
     def judge(outcome: Outcome) -> Verdict | None:
-        a = outcome.value(own)
-        found = [value for value in map(outcome.value, others) if value is not None]
-        if a is None or not found:
+        a, b = outcome.value(own), _best(map(outcome.value, others))
+        if a is None or b is None:
             return None
-        b = min(found, key=lambda value: value.mean)
-        spread = _spread(a, b)
-        pair = _pair(a, b, outcome.unit)
-        if not math.isfinite(spread):
-            return Verdict(a.mean <= b.mean, ONE_SEED, pair)
-        return Verdict(a.mean - b.mean <= spread, "", pair)
+        spread, pair = _spread(a, b), _pair(a, b, outcome.unit)
+        known = math.isfinite(spread)
+        holds = a.mean - b.mean <= (spread if known else 0.0)
+        return _failures(Verdict(holds, "" if known else ONE_SEED, pair), outcome, (own, *others))
 
     return judge
 
@@ -78,8 +76,11 @@ def below_all(own: str, others: Sequence[str]) -> Judge:
     """`own` ends below each of `others` that was run; at least one was."""
 
     def judge(outcome: Outcome) -> Verdict | None:
-        found = [value for value in map(outcome.value, others) if value is not None]
-        return _lowest(outcome.value(own), found, outcome.unit)
+        a, b = outcome.value(own), _best(map(outcome.value, others))
+        if a is None or b is None:
+            return None
+        verdict = _compared(a, b, 0.0, _pair(a, b, outcome.unit), strict=True)
+        return _failures(verdict, outcome, (own, *others))
 
     return judge
 
@@ -88,15 +89,16 @@ def matrix_first(quantity: Quantity, unit: str | None = None) -> Judge:
     """The better of IF-Shampoo and IF-Whitening is below every other optimizer of the case."""
 
     def judge(outcome: Outcome) -> Verdict | None:
-        values = {label: quantity(outcome, label) for label in outcome.labels}
-        ours = [values[label] for label in (IF, WHITE) if values.get(label) is not None]
-        rest = [value for label, value in values.items() if label not in (IF, WHITE) and value]
-        best = min((v for v in ours if v), key=lambda value: value.mean, default=None)
-        # Who does not reach AdamW's loss is slower than who does.
-        if best is None and rest and any(label in values for label in (IF, WHITE)):
-            return Verdict(False, "", "not reached")
+        rest = [label for label in outcome.labels if label not in (IF, WHITE)]
+        a = _best(quantity(outcome, label) for label in (IF, WHITE) if label in outcome.labels)
+        b = _best(quantity(outcome, label) for label in rest)
+        if b is None:
+            return None
+        if a is None:  # who does not reach AdamW's loss is slower than who does
+            return Verdict(False, "", "no run gets there")
         where = " on a CPU" if outcome.experiment.on_cpu else ""
-        return _lowest(best, rest, outcome.unit if unit is None else f" {unit}{where}")
+        pair = _pair(a, b, outcome.unit if unit is None else f" {unit}{where}")
+        return _failures(_compared(a, b, 0.0, pair, strict=True), outcome, outcome.labels)
 
     return judge
 
@@ -111,8 +113,7 @@ def cheaper(own: str, other: str, factor: float) -> Judge:
         if a is None or b is None:
             return None
         told = f"{a.mean:.3g} ms against {b.mean:.3g} ms, {b.mean / a.mean:.1f} ×"
-        scaled = Summary(factor * a.mean, factor * a.deviation, a.count)
-        return _compared(scaled, b, 0.0, told)
+        return _compared(Summary(factor * a.mean, factor * a.deviation, a.count), b, 0.0, told)
 
     return judge
 
@@ -152,12 +153,19 @@ def in_bf16(outcome: Outcome) -> bool:
     return any(settings(run).get("train.autocast") == "bf16" for run in runs)
 
 
-def _lowest(own: Summary | None, others: Iterable[Summary], unit: str) -> Verdict | None:
-    rest = list(others)
-    if own is None or not rest:
-        return None
-    other = min(rest, key=lambda value: value.mean)
-    return _compared(own, other, 0.0, _pair(own, other, unit), strict=True)
+def _best(values: Iterable[Summary | None]) -> Summary | None:
+    known = [value for value in values if value is not None]
+    return min(known, key=lambda value: value.mean, default=None)
+
+
+def _failures(verdict: Verdict, outcome: Outcome, labels: Sequence[str]) -> Verdict:
+    """The verdict, in doubt where seeds failed: a mean over the others is too favourable."""
+    failed = [
+        f"{group.label} {group.failed} of {len(group.runs)}"
+        for group in outcome.experiment.groups
+        if group.failed and group.label in labels
+    ]
+    return replace(verdict, doubt=f"seeds failed: {', '.join(failed)}") if failed else verdict
 
 
 def _compared(
