@@ -21,7 +21,7 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the optimizers: a column for each that several have, the rest as text."""
+    """Settings of the methods: a column for each that several optimizers have, the rest as text."""
 
     names: Sequence[str]
     rows: Mapping[str, Sequence[str]]  # by label; one longer than names, the last being the rest
@@ -30,6 +30,8 @@ class Settings:
 def setup(experiment: Experiment) -> list[tuple[str, str]]:
     """The setup of an experiment, as pairs of a heading and a line."""
     runs = [run for group in experiment.groups for run in group.runs]
+    # A run that was stopped has other numbers of steps, which nobody has set.
+    runs = [run for run in runs if run.status == "completed"] or runs
     found = [(title, _either(_section(run, place) for run in runs))
              for place, title in PLACES.items()]  # fmt: skip
     seeds = sorted({run.seed for run in runs if run.seed}, key=lambda seed: (len(seed), seed))
@@ -62,11 +64,12 @@ def in_words(found: Mapping[str, str]) -> str:
 def settings_table(groups: Sequence[Group]) -> Settings:
     """The settings of every method of an experiment."""
     tables = {group.label: optimizer_settings(group.runs[0]) for group in groups}
-    counts: dict[str, int] = {}
-    for table in tables.values():
-        for name in table:
-            counts[name] = counts.get(name, 0) + 1
-    names = [name for name, count in counts.items() if count > 1 or len(groups) == 1]
+    owners: dict[str, set[str]] = {}
+    for group in groups:
+        for name in tables[group.label]:
+            owners.setdefault(name, set()).add(group.runs[0].optimizer)
+    one = len({group.runs[0].optimizer for group in groups}) == 1
+    names = [name for name, optimizers in owners.items() if len(optimizers) > 1 or one]
     rows = {
         label: [table.get(name, "") for name in names]
         + [in_words({name: value for name, value in table.items() if name not in names})]

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from lab.report.fake_records import METHODS, comparison, record, write
 from rootfree_lab import commands
 from rootfree_lab.report import ReportError, curves, figures, write_report
+from rootfree_lab.report.configuration import settings_table
 from rootfree_lab.report.experiments import arrange
 from rootfree_lab.report.palette import MOST_DRAWN, styles
 from rootfree_lab.report.records import read
 
-VOID = {"meta", "input"}
+VOID = {"meta", "input", "wbr"}
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +229,9 @@ def test_a_loss_of_zero_leaves_a_logarithmic_panel_below(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_tells_the_setup_and_the_settings(tmp_path):
-    _, page = page_of(tmp_path, [record("AdamW", seed=10), record("AdamW", seed=9), record("SGD")])
+    stopped = record("AdamW", seed=2, completed=False, steps=7)
+    runs = [record("AdamW", seed=10), record("AdamW", seed=9), record("SGD"), stopped]
+    _, page = page_of(tmp_path, runs)
     shown = " ".join("".join(page.text).split())
     assert "resnet34, 21,000,000 parameters" in shown
     assert "30 epochs, batch size 128, cross entropy, 11,700 steps" in shown
@@ -236,6 +239,17 @@ def test_the_page_tells_the_setup_and_the_settings(tmp_path):
     assert "Seeds0, 9, 10" in shown
     assert "rootfree 0.1.0, torch 2.13.0, python 3.11.2" in shown
     assert "lr 0.001, weight_decay 0.0005" in shown
+
+
+def test_what_one_optimizer_alone_has_is_no_column_of_the_settings(tmp_path):
+    runs = [record("AdamW"), record("SGD"), record("SGD 2", optimizer="SGD")]
+    for run in runs[1:]:
+        run["config"]["optimizer"]["dampening"] = 0.25
+    ((experiment,), _) = arrange(read(write(tmp_path / "records.jsonl", runs))[0])
+    table = settings_table(experiment.groups)
+    assert list(table.names) == ["lr", "weight_decay"]
+    assert table.rows["AdamW"] == ["0.001", "0.0005", ""]
+    assert table.rows["SGD"] == ["0.1", "0.0005", "dampening 0.25"]
 
 
 @pytest.mark.slow
