@@ -145,13 +145,13 @@ def outcome(results: Path, case: Case) -> Outcome | None:
 
 
 def others(results: Path, known: Sequence[Case]) -> list[Case]:
-    """Folders with final runs that belong to no case, as cases without a claim."""
+    """Folders with records that belong to no case, as cases without a claim."""
     names = {case.config for case in known}
-    found = sorted(path.parent.parent.name for path in results.glob(f"*/{FINAL}"))
     return [
-        Case(name, "unknown", name, None, {}, {})
-        for name in found
-        if name.removesuffix(FP32) not in names
+        Case(folder.name, "unknown", folder.name, None, {}, {})
+        for folder in sorted(results.iterdir())
+        if folder.name.removesuffix(FP32) not in names
+        and any((folder / file).is_file() for file in (FINAL, RECORDS))
     ]
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from rootfree_lab.evidence.claims import CLAIMS, IF, WHITE, Claim, Verdict, told
 from rootfree_lab.evidence.outcomes import (
     NOTE,
@@ -28,6 +26,7 @@ from rootfree_lab.report.experiments import Experiment, Group
 from rootfree_lab.report.records import ReportError, Run
 from rootfree_lab.report.statistics import Summary
 from rootfree_lab.report.tables import Cell, columns
+from rootfree_lab.report.templating import templates
 
 NOT_RUN = "not run yet"
 
@@ -104,11 +103,7 @@ def render(results: Path, folder: str) -> tuple[str, dict[str, Plot]]:
         case.config: _shown(case, outcomes[case.config], results / case.config, folder)
         for case in cases
     }
-    environment = Environment(
-        loader=PackageLoader("rootfree_lab.evidence"), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False,
-    )  # fmt: skip
-    text = environment.get_template("evidence.md").render(
+    text = templates("rootfree_lab.evidence").get_template("evidence.md").render(
         topics=sections,
         shown=shown,
         judged=judged,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from rootfree_lab.report import palette
@@ -17,6 +17,7 @@ from rootfree_lab.report.records import Run
 from rootfree_lab.report.runs_table import runs_table
 from rootfree_lab.report.statistics import QUARTILES_FROM
 from rootfree_lab.report.tables import columns, labels
+from rootfree_lab.report.templating import templates
 
 MOST_PROBLEMS = 10  # listed one by one
 # Outlines of markers around the centre (15, 6), by the letters that matplotlib has for them.
@@ -99,14 +100,7 @@ def latex(experiments: Sequence[Experiment]) -> str:
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("rootfree_lab.report"),
-        autoescape=lambda name: bool(name) and not str(name).endswith(".tex"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = templates("rootfree_lab.report")
     environment.filters |= {
         "power": lambda number: _power(number.replace("-", "\N{MINUS SIGN}"), "·10<sup>{}</sup>"),
         "latex_power": lambda number: _power(number, r" \cdot 10^{{{}}}"),

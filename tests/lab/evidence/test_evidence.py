@@ -223,18 +223,20 @@ def test_a_page_of_partial_results(tmp_path):
     write(results / "resnet34_cifar10" / "final" / "records.jsonl", list(runs))
     searched = [trial("AdamW 1.0", 0.1, 0.3), trial("AdamW 1.1", 0.2, 0.2)]
     write(results / "gcvit_micro_cifar10" / "records.jsonl", searched)
+    write(results / "my_search" / "records.jsonl", searched[:1])
     write(results / "my_network" / "final" / "records.jsonl", list(finals({"a|b": [1.0]})))
     (results / "my_network" / "note.md").write_text("A note of mine.\n", encoding="utf-8")
     page = tmp_path / "docs" / "page.md"
-    assert write_evidence(results, page) == 1
+    assert write_evidence(results, page) == 2
     text = page.read_text(encoding="utf-8")
-    assert "**2 of 26 cases have been run.**" in text  # the unknown one counts
+    assert "**2 of 27 cases have been run.**" in text  # unknown ones count
     assert "within 0.5 points of SGD's. | **holds** so far: 1 of 1 cases" in text
     assert "| AdamW | 24.85 | 21.1 ± 0.14 | 23.30 | not run yet |" in text
     assert "The final runs are missing; the search has 2 trials." in text
     assert "(page/gcvit_micro_cifar10.svg)" in text
     assert (tmp_path / "docs" / "page" / "gcvit_micro_cifar10.svg").is_file()
     assert "### `my_network`" in text
+    assert "### `my_search`" in text
     assert r"| a\|b | 1.00 |" in text
     assert "A note of mine." in text
 
