@@ -25,14 +25,12 @@ COLUMNS = (  # key (also that of the address `#sort=key`), heading, whether it i
     ("test_loss", "Test loss", True),
     ("train_loss", "Training loss", True),
     ("settings", "Optimizer’s settings", True),
-    ("batch_size", "Batch", False),
-    ("epochs", "Epochs", False),
     ("steps", "Steps", False),
     ("time", "Time, s", True),
     ("optimizer_ms", "Optimizer step, ms", True),
     ("memory", "Peak memory, MiB", True),
 )
-NUMBERS = {"seed", "test_error", "test_loss", "train_loss", "batch_size", "epochs", "steps", "time",
+NUMBERS = {"seed", "test_error", "test_loss", "train_loss", "steps", "time",
            "optimizer_ms", "memory"}  # fmt: skip
 
 
@@ -77,7 +75,6 @@ def runs_table(runs: Sequence[Run], repeated: set[str]) -> RunsTable:
 
 
 def _values(run: Run, repeated: set[str]) -> dict[str, Value]:
-    train = run.config.get("train")
     return {
         "label": run.label,
         "data": run.data,
@@ -89,8 +86,6 @@ def _values(run: Run, repeated: set[str]) -> dict[str, Value]:
         "test_loss": run.final["test_loss"],
         "train_loss": run.final["train_loss"],
         "settings": in_words(optimizer_settings(run)),
-        "batch_size": _setting(train, "batch_size"),
-        "epochs": _setting(train, "epochs"),
         "steps": run.steps,
         "time": run.seconds.get("total", math.nan),
         "optimizer_ms": milliseconds(run, "optimizer"),
@@ -117,10 +112,6 @@ def _full(run: Run) -> str:
         "memory": _finite(run.memory),
     }
     return json.dumps(full, indent=2, ensure_ascii=False, default=str)
-
-
-def _setting(section: Any, key: str) -> float:
-    return _float(section.get(key)) if isinstance(section, Mapping) else math.nan
 
 
 def _float(value: Any) -> float:
