@@ -69,12 +69,12 @@ class Outcome:
         return over_seeds(self.experiment, label, quantity)
 
     def seconds_to_reference(self, label: str) -> Summary | None:
-        """Seconds to AdamW's final training loss, None where not every seed gets there."""
+        """Seconds to AdamW's final training loss, None where a finished run does not get there."""
         adamw = reference(self.experiment)
         if adamw is None:
             return None
         found = self.of(label, milestone(adamw, "seconds"))
-        seeds = {group.label: len(group.runs) for group in self.experiment.groups}
+        seeds = {group.label: len(group.finished) for group in self.experiment.groups}
         return found if found is not None and found.count == seeds[label] else None
 
     @property

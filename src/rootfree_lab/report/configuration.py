@@ -89,8 +89,10 @@ def _section(run: Run, place: str) -> str:
             told.append(value)
         elif value == "true":
             told.append(name)
+        elif key in PLAIN:
+            told.append(PLAIN[key].format(value.replace("_", " ")))
         else:
-            told.append(PLAIN.get(key, name + " {}").format(value.replace("_", " ")))
+            told.append(f"{name} {value}")
     parameters = run.memory.get("parameters", math.nan)
     if place == "model" and math.isfinite(parameters):
         told.append(f"{int(parameters):,} parameters")

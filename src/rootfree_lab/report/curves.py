@@ -165,7 +165,7 @@ def logarithmic(axes: Axes, bottom: float, highest: float) -> None:
     air = (highest / bottom) ** 0.04
     axes.set_ylim(bottom / air, highest * air)
     span = math.log10(highest / bottom)
-    # At least three labels, at most ten: 1, 2, 5 within three decades, then powers of ten.
+    # Three to ten labels: 1, 2, 5 within two decades, 1, 3 within three, then powers of ten.
     within = (1, 2, 5) if span < 2 else (1, 3) if span < 3 else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=within, numticks=10))
     # Plain numbers where they are short, powers of ten where the axis spans many of them.

@@ -189,6 +189,8 @@ def test_time_to_adamw_s_loss(tmp_path):
     assert judge(tmp_path, first, [adamw, falling("IFShampoo", [3, 2, 1])]).holds
     verdict = judge(tmp_path, first, [adamw, falling("IFShampoo", [4, 3, 2.5])])
     assert (verdict.holds, verdict.told) == (False, "no run gets there")
+    late = [falling("IFShampoo", [3, 2, 1]), falling("IFShampoo", [4, 3, 2.5], seed=1)]
+    assert not judge(tmp_path, first, [adamw, *late]).holds  # one seed of two gets there
 
 
 def test_only_the_last_settings_of_an_optimizer_count(tmp_path):

@@ -150,6 +150,7 @@ NASTY = (
 def test_labels_are_text_whatever_they_contain(tmp_path):
     content = record(NASTY, data=f"d{NASTY}", model=f"../{NASTY}", seed=NASTY)
     content["config"]["optimizer"][NASTY] = NASTY
+    content["config"]["model"]["options"] = {"{odd}": "{0}"}
     content["versions"][NASTY] = NASTY
     content["failure"] = {"message": NASTY}
     _, page = page_of(tmp_path, [content, record()])
