@@ -133,6 +133,12 @@ def bench(
         Path | None, typer.Option(help="Folder with cifar10.npz, sotu.txt, cora.npz.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, as processes.")] = 1,
+    tuned: Annotated[
+        bool,
+        typer.Option(
+            "--tuned", help="Show the best setting of each optimizer in --json, and train nothing."
+        ),
+    ] = False,
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Show what --json has, and train nothing.")
     ] = False,
@@ -157,7 +163,7 @@ def bench(
     tried = first_try_command.Arguments(
         tasks=_listed(tasks), optimizers=_listed(optimizers), assignments=assignments or [],
         seeds=seeds, scale=scale, steps=steps, constant=constant, device=device, data=data,
-        json=json, jobs=jobs, table_only=table_only, page=page, pack=pack,
+        json=json, jobs=jobs, table_only=table_only, tuned=tuned, page=page, pack=pack,
     )  # fmt: skip
 
     def work() -> int:
