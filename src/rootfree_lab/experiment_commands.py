@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
-ConfigFile = Annotated[Path, typer.Argument(help="TOML file, such as those under configs/.")]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override a setting: optimizer.lr=3e-4; may be given repeatedly."),
-]
+from rootfree_lab.loading_torch import loading_torch
+from rootfree_lab.shared_options import Assignments, ConfigFile, Jobs, Only, Records
 
 
 def search(
@@ -31,10 +28,8 @@ def search(
     name: Annotated[
         str | None, typer.Option(help="Name of the search in the storage; default: the config's.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Trials side by side, as processes.")] = 1,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Label of an entry to search; may be given repeatedly.")
-    ] = None,
+    jobs: Jobs = 1,
+    only: Only = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Carry out trials again that failed.")
     ] = False,
@@ -43,9 +38,19 @@ def search(
     ] = False,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of --dashboard.")] = 8080,
 ) -> None:
-    """Search for the settings of every optimizer of a config; run it again to continue."""
+    """Search for the settings of every optimizer of a config, with the same budget for each.
+
+    Writes the best ones as a config. The same command continues after a stop.
+
+    \b
+    Examples:
+      rootfree search configs/small/digits_cnn.toml --jobs 4
+      rootfree compare out/search/digits_cnn/best.toml --out out/final
+    """
     from rootfree_lab import commands
-    from rootfree_lab.search.command import Arguments, search_command
+
+    with loading_torch():
+        from rootfree_lab.search.command import Arguments, search_command
 
     given = Arguments(
         config=config, assignments=assignments or [], out=out, storage=storage, name=name,
@@ -56,13 +61,19 @@ def search(
 
 
 def export(
-    records: Annotated[Path, typer.Argument(help="A records.jsonl, or a folder with such files.")],
+    records: Records,
     out: Annotated[Path, typer.Option(dir_okay=False, help="File to write.")] = Path("runs.csv"),
     curves: Annotated[
         bool, typer.Option("--curves", help="A row for each point of a curve, not for each run.")
     ] = False,
 ) -> None:
-    """Write the records of runs as CSV, for a spreadsheet or pandas."""
+    """Write recorded runs as CSV, for a spreadsheet or pandas.
+
+    \b
+    Examples:
+      rootfree export out/digits --out runs.csv
+      rootfree export out/digits --out curves.csv --curves
+    """
     from rootfree_lab.exit_codes import with_exit_codes
     from rootfree_lab.report.export import export as write
 
@@ -81,7 +92,12 @@ def new(
         Path, typer.Argument(dir_okay=False, help="File to write; one that is there is kept.")
     ] = Path("experiment.toml"),
 ) -> None:
-    """Write a commented config to start from."""
+    """Write a commented config to start from.
+
+    \b
+    Example:
+      rootfree new experiment.toml
+    """
     from rootfree_lab.exit_codes import with_exit_codes
     from rootfree_lab.new_config import write_new
 

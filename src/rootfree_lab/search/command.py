@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import typer
 from rich.console import Console
 
 from rootfree_lab.config_files import read_tables
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.config_reading import unknown_name
 from rootfree_lab.exit_codes import FAILED, with_exit_codes
+from rootfree_lab.needed import need
 from rootfree_lab.stopping import StopSignals
 from rootfree_lab.training import make_output_folder, records_path
 
@@ -39,9 +39,9 @@ def search_command(console: Console, given: Arguments) -> int:
 
 
 def _search(console: Console, given: Arguments) -> int:
-    _need("optuna", "rootfree search", "rootfree[search]")
+    need("rootfree search", "optuna", "rootfree[search]")
     if given.dashboard is not None:
-        _need("optuna_dashboard", "--dashboard", "optuna-dashboard")
+        need("--dashboard", "optuna_dashboard", "optuna-dashboard")
     # What follows imports Optuna.
     from rootfree_lab.search import results, settings
     from rootfree_lab.search.dashboard import serve
@@ -94,8 +94,3 @@ def _chosen(entries: list[Any], only: Sequence[str]) -> list[Any]:
         if label not in labels:
             raise unknown_name("--only: the entry", label, labels)
     return [entry for entry in entries if not only or entry.label in only]
-
-
-def _need(module: str, what: str, package: str) -> None:
-    if find_spec(module) is None:
-        raise ConfigError(f"{what} needs {module}: pip install '{package}'")
