@@ -125,7 +125,7 @@ def test_damaged_planetoid_files(tmp_path, part):
     with pytest.raises(DataError, match=r"ind\.citeseer\.\S+ is truncated or altered"):
         load("citeseer", folder=tmp_path)
     path.unlink()
-    with pytest.raises(DataError, match=r"is missing.*planetoid"):
+    with pytest.raises(DataError, match=r"is missing.*rootfree data fetch citeseer"):
         load("citeseer", folder=tmp_path)
 
 
