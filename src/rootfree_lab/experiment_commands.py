@@ -50,14 +50,14 @@ def search(
     from rootfree_lab import commands
 
     with loading_torch():
-        from rootfree_lab.search.command import Arguments, search_command
+        from rootfree_lab.search.command import search_command
 
-    given = Arguments(
-        config=config, assignments=assignments or [], out=out, storage=storage, name=name,
-        jobs=jobs, only=only or [], retry_failed=retry_failed,
+    code = search_command(
+        commands.console, config, assignments=assignments or [], out=out, storage=storage,
+        name=name, jobs=jobs, only=only or [], retry_failed=retry_failed,
         dashboard=port if dashboard else None,
     )  # fmt: skip
-    raise typer.Exit(search_command(commands.console, given))
+    raise typer.Exit(code)
 
 
 def export(

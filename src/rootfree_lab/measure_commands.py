@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from rootfree_lab.loading_torch import loading_torch
 
-_FIRST_TRY = "With --first-try"
+_tried = partial(typer.Option, rich_help_panel="With --first-try")
 
 
 def _claims() -> list[str]:
@@ -117,83 +118,41 @@ def bench(
     ] = None,
     first_try: Annotated[
         bool,
-        typer.Option(
+        _tried(
             "--first-try",
             help="Train a dozen small real tasks with every optimizer at its defaults instead.",
-            rich_help_panel=_FIRST_TRY,
         ),
     ] = False,
-    tasks: Annotated[
-        str,
-        typer.Option(help="Tasks, with commas between; default: all.", rich_help_panel=_FIRST_TRY),
-    ] = "",
-    optimizers: Annotated[
-        str,
-        typer.Option(
-            help="Optimizers, with commas between; default: all.", rich_help_panel=_FIRST_TRY
-        ),
-    ] = "",
+    tasks: Annotated[str, _tried(help="Tasks, with commas between; default: all.")] = "",
+    optimizers: Annotated[str, _tried(help="Optimizers, with commas between; default: all.")] = "",
     assignments: Annotated[
         list[str] | None,
-        typer.Option(
+        _tried(
             "--set",
             help="Override a default: IFShampoo.lr=3e-3; values with commas between are all tried; "
             "may be given repeatedly.",
-            rich_help_panel=_FIRST_TRY,
         ),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Runs of each, from seed 0 on.", rich_help_panel=_FIRST_TRY)
-    ] = 3,
+    seeds: Annotated[int, _tried(min=1, help="Runs of each, from seed 0 on.")] = 3,
     scale: Annotated[
-        str,
-        typer.Option(
-            help="small (seconds a run on a CPU) or full (a minute on a GPU).",
-            rich_help_panel=_FIRST_TRY,
-        ),
+        str, _tried(help="small (seconds a run on a CPU) or full (a minute on a GPU).")
     ] = "small",
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Instead of the task's own.", rich_help_panel=_FIRST_TRY),
-    ] = None,
+    steps: Annotated[int | None, _tried(min=1, help="Instead of the task's own.")] = None,
     constant: Annotated[
-        bool,
-        typer.Option(
-            "--constant",
-            help="1,500 steps at a constant learning rate: late spikes.",
-            rich_help_panel=_FIRST_TRY,
-        ),
+        bool, _tried("--constant", help="1,500 steps at a constant learning rate: late spikes.")
     ] = False,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with cifar10.npz, sotu.txt, cora.npz.", rich_help_panel=_FIRST_TRY
-        ),
+        Path | None, _tried(help="Folder with cifar10.npz, sotu.txt, cora.npz.")
     ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option(min=1, help="Runs side by side, as processes.", rich_help_panel=_FIRST_TRY),
-    ] = 1,
+    jobs: Annotated[int, _tried(min=1, help="Runs side by side, as processes.")] = 1,
     table_only: Annotated[
-        bool,
-        typer.Option(
-            "--table-only",
-            help="Show what --json has, and train nothing.",
-            rich_help_panel=_FIRST_TRY,
-        ),
+        bool, _tried("--table-only", help="Show what --json has, and train nothing.")
     ] = False,
     page: Annotated[
-        Path | None,
-        typer.Option(
-            help="Put table and verdict between the marks of this page.", rich_help_panel=_FIRST_TRY
-        ),
+        Path | None, _tried(help="Put table and verdict between the marks of this page.")
     ] = None,
     pack: Annotated[
-        Path | None,
-        typer.Option(
-            help="Only write the folder for --data, from the cache (and --data).",
-            rich_help_panel=_FIRST_TRY,
-        ),
+        Path | None, _tried(help="Only write the folder for --data, from the cache (and --data).")
     ] = None,
 ) -> None:
     """Time the steps of optimizers side by side: time, memory, rates, floors.
