@@ -106,7 +106,8 @@ def fetch(name: str, *, cache: Path | None = None) -> Path | None:
     except ModuleNotFoundError as error:
         raise DataError(f"{name!r} needs {error.name}: pip install 'rootfree[lab]'") from error
     otherwise = found.how.partition(", or ")[2]  # than by what has just failed
-    raise DataError(f"{name}: {' '.join(failures)} To get it otherwise, {otherwise}")
+    reasons = " ".join(dict.fromkeys(failures))
+    raise DataError(f"{name}: {reasons} To get it otherwise, {otherwise}")
 
 
 def _fetched(found: Source, way: Published | Package, root: Path) -> Path:

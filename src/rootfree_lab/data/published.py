@@ -36,9 +36,10 @@ class Published:
         """Download into the folder `work`, and put what is kept into the folder `target`."""
         try:
             files = self.files()
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # not installed, or for another torch
             raise DataError(
-                f"its addresses need {error.name}: pip install 'rootfree[lab]'."
+                f"its addresses come with a package that cannot be imported ({error}): "
+                "pip install 'rootfree[lab]'."
             ) from error
         for address, md5 in files:
             path = work / address.rpartition("/")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -94,6 +95,12 @@ def test_cora_is_where_pytorch_geometric_says_and_nothing_is_unpickled(
             target.write_bytes(path.read_bytes())
     with pytest.raises(DataError, match=r"ind\.citeseer\.x is truncated or altered"):
         fetch("citeseer", cache=tmp_path / "cache")
+
+
+def test_without_the_library_that_knows_the_address(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric.datasets", None)
+    with pytest.raises(DataError, match=r"cora: its addresses come with a package .*pip install"):
+        fetch("cora", cache=tmp_path / "cache")
 
 
 def test_a_package_is_taken_where_nothing_can_be_downloaded(tmp_path, monkeypatch):
