@@ -11,7 +11,7 @@ import rootfree
 from rootfree_lab.verify.claim import Measured, above, below, normal
 from rootfree_lab.verify.methods import MATRIX_METHODS, inverses
 
-BLOCKS, SIDE = 100_000, 4
+BLOCKS, SIDE = 100_000, 2
 
 
 def positive_definite(generator: torch.Generator) -> Measured:
