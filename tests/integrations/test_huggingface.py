@@ -140,6 +140,24 @@ def test_whitening_needs_no_count(huggingface, tmp_path):
     assert optimizer._batch_counter is None
 
 
+def test_the_groups_that_the_trainer_makes(huggingface, tmp_path):
+    """A class in `optimizer_cls_and_kwargs`: with and without weight decay."""
+    import transformers
+
+    trainer = transformers.Trainer(
+        llama(),
+        arguments(tmp_path, weight_decay=0.1, max_steps=2),
+        train_dataset=texts(),
+        callbacks=[huggingface.BatchSizeCallback()],
+        optimizer_cls_and_kwargs=(rootfree.RFAdamW, {"lr": 1e-2}),
+    )
+    trainer.train()
+    optimizer = trainer.optimizer.optimizer
+    assert type(optimizer) is rootfree.RFAdamW
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    assert optimizer.batch_size > 1
+
+
 def adapted(model):
     import peft
 
