@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import rootfree
 from integrations.page import LOOPS, scripts
@@ -33,9 +36,43 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
             exec(compile(scripts()[heading], heading, "exec"), namespace)
         found[heading] = [p.full_tensor().detach() for p in namespace["model"].parameters()]
     found["example"] = [printed_by_the_example(*flags) for flags in ((), ("--fsdp",))]
+    found["swapped"], found["direct"] = sharded(swapped=True), sharded(swapped=False)
     if HAS_TRAINER:
         found["trainer"] = batch_sizes_of_the_trainer(folder / str(turn))
     return found
+
+
+def sharded(*, swapped: bool) -> tuple[list[torch.Tensor], int, dict[str, Any]]:
+    """Trained with FSDP2: parameters, how many have state, and the checkpoint in one piece.
+
+    `swapped`: the optimizer is made first, and gets the shards as Accelerator.prepare gives them
+    (which has FSDP2 on accelerators alone).
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    names = {name: p.data_ptr() for name, p in model.named_parameters()}
+
+    def make() -> rootfree.IFShampoo:
+        return rootfree.IFShampoo(rootfree.parameter_groups(model), lr=1e-2, batch_size=8)
+
+    early = make() if swapped else None
+    for group in early.param_groups if early else []:
+        for i, p in enumerate(group["params"]):
+            group["params"][i] = torch.empty(1)
+            group["params"][i].data_ptr = p.data_ptr()
+    fully_shard(model)
+    shards = {names[name]: p for name, p in model.named_parameters()}
+    for group in early.param_groups if early else []:  # fsdp2_switch_optimizer_parameters
+        group["params"] = [shards[p.data_ptr] for p in group["params"]]
+    optimizer = early or make()
+    optimizer.load_state_dict(optimizer.state_dict())  # as the wrapper of the optimizer does
+    for step in range(3):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+    params = [p.to_local().detach() for p in model.parameters()]
+    return params, len(optimizer.state), rootfree.full_state_dict(optimizer)["state"]
 
 
 def printed_by_the_example(*flags: str) -> str:

@@ -42,6 +42,19 @@ def test_the_example_learns_on_both_kinds_of_ranks(ranks):
     assert second["example"] == ["", ""]  # one rank speaks
 
 
+def test_parameters_may_be_swapped_for_their_shards(ranks):
+    """As accelerate does it after the optimizer is made; nothing of the whole ones is kept."""
+    for rank in (each for world in ranks for each in world):
+        (params, states, saved), (others, count, expected) = rank["swapped"], rank["direct"]
+        assert all(map(torch.equal, params, others))
+        assert states == count == len(params)
+        assert all(
+            torch.equal(tensor, expected[p][key])
+            for p, row in saved.items()
+            for key, tensor in row.items()
+        )
+
+
 @needs("transformers", "accelerate")
 def test_the_trainer_tells_all_ranks_one_number(ranks):
     (first, second), (alone,) = ranks

@@ -332,6 +332,10 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def _remember(self, group: Group) -> GroupMemory:
         params = list(group["params"])
+        # Frameworks replace parameters by their shards: what is in no group has no state.
+        known = {p for group in self.param_groups for p in group["params"]}
+        for p in [p for p in self.state if isinstance(p, Tensor) and p not in known]:
+            del self.state[p]
         for p in params:
             self.state[p] = bring_state(self, p, group)
         places = [(p.device, p.dtype, p.shape) for p in params]
@@ -397,6 +401,13 @@ class RootFreeOptimizer(Optimizer, ABC):
         super().zero_grad(set_to_none)
         if self._batch_counter is not None:
             self._batch_counter.reset()
+
+    @_disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """The checkpoint, as in torch.optim."""
+        for group in self.param_groups:  # parameters may have been replaced
+            self._memory_of(group)
+        return super().state_dict()
 
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
