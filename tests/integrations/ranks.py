@@ -26,9 +26,15 @@ HAS_TRAINER = bool(find_spec("transformers") and find_spec("accelerate"))
 if HAS_TRAINER:  # before there are ranks: once for all of them
     make_importable()
     from transformers import Trainer
+HAS_LIGHTNING = find_spec("lightning") is not None
+if HAS_LIGHTNING:
+    import lightning
 
 
 def run(turn: int, folder: Path) -> dict[str, Any]:
+    rank, world = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, GROUP_RANK="0")
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="0", TORCHELASTIC_RUN_ID="test")
     found: dict[str, Any] = {}
     for heading in LOOPS:
         namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -37,6 +43,8 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
         found[heading] = [p.full_tensor().detach() for p in namespace["model"].parameters()]
     found["example"] = [printed_by_the_example(*flags) for flags in ((), ("--fsdp",))]
     found["swapped"], found["direct"] = sharded(swapped=True), sharded(swapped=False)
+    if HAS_LIGHTNING:
+        found["lightning"] = batch_sizes_of_lightning(folder / str(turn))
     if HAS_TRAINER:
         found["trainer"] = batch_sizes_of_the_trainer(folder / str(turn))
     return found
@@ -93,8 +101,6 @@ def batch_sizes_of_the_trainer(folder: Path) -> list[tuple[int, int]]:
     from integrations.language import arguments, llama, texts
     from rootfree.integrations.huggingface import BatchSizeCallback
 
-    rank, world = str(dist.get_rank()), str(dist.get_world_size())
-    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="localhost")
     told: list[int] = []
 
     class Telling(Trainer):
@@ -115,3 +121,39 @@ def batch_sizes_of_the_trainer(folder: Path) -> list[tuple[int, int]]:
         callbacks=[BatchSizeCallback()],
     ).train()
     return list(zip(used, told, strict=True))
+
+
+def batch_sizes_of_lightning(folder: Path) -> list[int]:
+    """B of each step; rank 0 has batches of 3, rank 1 of 5."""
+    from rootfree.integrations.lightning import BatchSizeCallback
+
+    used: list[int] = []
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = rootfree.RFRMSprop(self.parameters())
+            optimizer.register_step_post_hook(lambda o, *_: used.append(o.batch_size))
+            return optimizer
+
+    length = 3 + 2 * dist.get_rank()
+    data = torch.utils.data.TensorDataset(torch.randn(4 * length, 4), torch.arange(4 * length) % 3)
+    quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    lightning.Trainer(
+        accelerator="cpu",
+        devices=dist.get_world_size(),
+        strategy="ddp" if dist.get_world_size() > 1 else "auto",
+        max_epochs=1,
+        accumulate_grad_batches=2,
+        use_distributed_sampler=False,
+        default_root_dir=folder,
+        callbacks=[BatchSizeCallback()],
+        **dict.fromkeys(quiet, False),
+    ).fit(Module(), torch.utils.data.DataLoader(data, batch_size=length))
+    return used

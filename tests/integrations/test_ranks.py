@@ -61,3 +61,10 @@ def test_the_trainer_tells_all_ranks_one_number(ranks):
     assert first["trainer"] == second["trainer"] != alone["trainer"]
     for used, told in first["trainer"] + alone["trainer"]:
         assert used == told > 1
+
+
+@needs("lightning")
+def test_lightning_adds_up_what_ranks_see(ranks):
+    (first, second), (alone,) = ranks
+    assert first["lightning"] == second["lightning"] == 2 * [2 * (3 + 5)]
+    assert alone["lightning"] == 2 * [2 * 3]

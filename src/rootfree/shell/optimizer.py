@@ -333,7 +333,7 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _remember(self, group: Group) -> GroupMemory:
         params = list(group["params"])
         # Frameworks replace parameters by their shards: what is in no group has no state.
-        known = {p for group in self.param_groups for p in group["params"]}
+        known = {p for each in self.param_groups for p in each["params"]}
         for p in [p for p in self.state if isinstance(p, Tensor) and p not in known]:
             del self.state[p]
         for p in params:
