@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.groups import named
+from rootfree.shell.inspection import Factor, block_factors, factor_limit
 from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
@@ -143,6 +144,31 @@ class BlockOptimizer(RootFreeOptimizer):
             parts.append(f"{tile.blocks} of {factors}" if tile.blocks > 1 else factors)
         joint = " (with its bias)" if self._pairs.is_weight(p) else ""
         return "; ".join(parts) + joint or "none"
+
+    def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
+        found = []
+        for prefix, _, structures in self._placing.cut_here(p, self._cut(p, group)):
+            names = (prefix + "factor", prefix + "inverse")
+            kept = next(t.dtype for key, t in row.items() if key.startswith(names))
+            half = group.get("matmul_dtype") == torch.float16
+            products = torch.float16 if half else self._products(p, structures, group)
+            limit = factor_limit(kept, products, beta2=group["precond_lr"])
+            found += block_factors(row, prefix, structures, limit)
+        return found
+
+    def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
+        joint = self._pairs.owner(p) is not p or self._pairs.is_weight(p)
+        if joint or p in self._placing.homes or p.numel() == 0:
+            return None  # it is not of this gradient alone, or not here
+        stack = Stack([p], self._memory_of(group).buckets, wide=working_dtype(p))
+        stack.gather_([cast("Tensor", p.grad)], squares=False)
+        for part in stack.parts():
+            bucket = part.share.bucket
+            state = joined(part.state)
+            U = bucket.plan.direction(group, bucket.structures, state, part.G, None)
+            part.G.copy_(U)
+            stack.keep_(part, refresh=False)
+        return stack.directions[0]
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
