@@ -155,9 +155,7 @@ class Diagnostics:
     def warnings(self) -> list[str]:
         """A sentence for every factor that rounding is about to spoil, or has spoilt."""
         return [
-            f"factor {f.name} ({f.structure}) of parameter {p.name} is ill-conditioned: its "
-            f"condition number is at least {f.condition:.1e}, the limit of {_short(f.dtype)} here "
-            f"is {f.limit:.1e}. A larger damping, a smaller precond_lr or a wider dtype helps"
+            f"factor {f.name} ({f.structure}) of parameter {p.name} {_complaint(f)}"
             for p in self.read()
             for f in p.factors
             if f.is_ill_conditioned
@@ -238,9 +236,15 @@ def _on_host(numbers: Sequence[Tensor | None]) -> list[float | None]:
     return found
 
 
+def _complaint(factor: FactorDiagnostics) -> str:
+    if factor.condition is None or math.isnan(factor.condition):
+        return "has numbers that are not finite"
+    dtype = str(factor.dtype).removeprefix("torch.")
+    return (
+        f"is ill-conditioned: its condition number is at least {factor.condition:.1e}, the limit "
+        f"of {dtype} here is {factor.limit:.1e}. A larger damping or a wider dtype helps"
+    )
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
