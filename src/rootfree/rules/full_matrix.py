@@ -32,8 +32,8 @@ def woodbury_(
 
     With a = 1-β₂γ, v = S⁻¹g, q = gᵀv:  S⁻¹ <- (S⁻¹ - β₂B/(a + β₂Bq)·vvᵀ)/a.
 
-    Returns S⁻¹g = v/(a + β₂Bq), and (b, 1) where it is to be had in no other way: the new S⁻¹ is the
-    difference of two that are nearly equal there, and g is as large as the difference is small.
+    Returns S⁻¹g = v/(a + β₂Bq), and (b, 1) where it can be had in no other way: there the new S⁻¹
+    is the difference of nearly equal numbers, and g is large.
     """
     a = 1 - beta2 * gamma
     v = apply(S_inv, g)
