@@ -7,6 +7,7 @@ turns gradients of the stack into a direction; gathering and the tail are the sa
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -35,6 +36,7 @@ from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.placing import Placing, brought
 from rootfree.shell.schedules import schedule
+from rootfree.shell.step_counts import count_, first_count, lay_out_counts, read_clocks, with_clocks
 from rootfree.shell.work import AnyStack, GroupMemory, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's memory
@@ -65,7 +67,10 @@ class BlockOptimizer(RootFreeOptimizer):
         super().__init__(params, given)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_placement": self._placement}
+        kept = super().__getstate__()
+        state = with_clocks(self._memories.values(), kept["state"])
+        kept["state"] = defaultdict(dict, state)
+        return {**kept, "_placement": self._placement}
 
     @property
     def _placing(self) -> Placing:
@@ -121,8 +126,7 @@ class BlockOptimizer(RootFreeOptimizer):
             blocks = self._placing.block_state(p, prefix, tile, make)
             state.update({prefix + name: tensor for name, tensor in blocks.items()})
         fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
-        # How often p was updated; on the CPU, where it is read.
-        state["step"] = torch.zeros((), dtype=torch.int64)
+        state["step"] = first_count(p)
         like = self._placing.momentum_like(p)
         return {**state, **parameter_state(like, group, fill, salt=len(self.state))}
 
@@ -186,9 +190,19 @@ class BlockOptimizer(RootFreeOptimizer):
         saved = super().state_dict()
         # Other keys than numbers are not of parameters: wrappers keep theirs there.
         rows = {k: joined(v) if isinstance(k, int) else v for k, v in saved["state"].items()}
+        params = [p for group in self.param_groups for p in group["params"]]
+        mine = {p: rows[n] for n, p in enumerate(params) if n in rows}
+        clocked = with_clocks(self._memories.values(), mine)
+        rows |= {n: clocked[p] for n, p in enumerate(params) if n in rows}
         if self._placing.homes:
-            rows = self._placing.saved([p for g in self.param_groups for p in g["params"]], rows)
+            rows = self._placing.saved(params, rows)
         return {**saved, "state": rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy a checkpoint in, as every optimizer here does; refreshes go on with its clock."""
+        super().load_state_dict(state_dict)
+        for memory in self._memories.values():
+            read_clocks(memory)
 
     def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._placing.homes:
@@ -224,10 +238,7 @@ class BlockOptimizer(RootFreeOptimizer):
         where = {p: i for i, p in enumerate(memory.params)}
         owners = {i: where[self._pairs.owner(p)] for p, i in where.items()}
         memory.owners = {i: owner for i, owner in owners.items() if i != owner}
-        if memory.params:
-            memory.steps = torch.stack([row["step"] for row in memory.rows])
-            for row, step in zip(memory.rows, memory.steps.unbind(), strict=True):
-                row["step"] = step
+        lay_out_counts(memory)
 
     def _plan(self, p: Tensor, structures: Structures, group: Group) -> Plan:
         return make_plan(
@@ -304,6 +315,8 @@ class BlockOptimizer(RootFreeOptimizer):
                 skip = None if isinstance(stack, FusedStack) else stack.skip
                 with unchanged_if(skip, [*stack.ps, *ms, *counters]):
                     stack.descend_(ms, counters, tail)
+        if (memory := self._memories[id(work.group)]).counts:
+            count_(memory, work)
 
     def _directions_(self, work: Work, stack: AnyStack) -> None:
         """Gradients in the stack <- their directions."""
