@@ -45,6 +45,7 @@ from rootfree.shell.inspection import Factor, measured, update_rms
 from rootfree.shell.nonfinite import Watch
 from rootfree.shell.summary import bytes_of, named_groups, table_of
 from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
+from rootfree.shell.wrappers import Wrappers, still_untold, wrappers_around
 
 Group = dict[str, Any]
 
@@ -73,6 +74,9 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     #: set by `rootfree.track_batch_size`: asked for B after the closure, told when B starts anew
     _batch_counter: Any = None
+
+    #: what calls `step` and has this optimizer inside; None: nobody has looked yet
+    _wrappers: Wrappers | None = None
 
     #: what is remembered between steps, by id of the group; copies start without
     _memories: Mapping[int, GroupMemory] = {}
@@ -240,6 +244,8 @@ class RootFreeOptimizer(Optimizer, ABC):
             self._curvature.check([p for w in refreshed for p in w.ps])
         if self._batch_counter is not None:
             self._count_batch()
+        elif self._wrappers != () and not torch.compiler.is_compiling():
+            self._ask_wrappers()
         if any(self._terms(w.group) is None for w in work):
             raise RuntimeError(_BATCH_SIZE_MISSING)
         if self._curvature is not None:
@@ -371,6 +377,12 @@ class RootFreeOptimizer(Optimizer, ABC):
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
         return  # there are none, unless a method says otherwise
+
+    def _ask_wrappers(self) -> None:
+        """A wrapper may have been told the batch size in our place."""
+        found = wrappers_around(self) if self._wrappers is None else self._wrappers
+        ours = [group["batch_size"] for group in self.param_groups if "batch_size" in group]
+        self._wrappers = still_untold(found, ours) if ours else ()
 
     @_disable_dynamo
     def _count_batch(self) -> None:
