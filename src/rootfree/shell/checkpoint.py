@@ -111,6 +111,10 @@ def _fitting(
     """
     fresh = optimizer._of(values)._init_state(p, values)
     whole, foreign = _divided(saved, fresh)
+    if type(whole.get("step")) is int:  # as torch has it in old checkpoints
+        whole["step"] = torch.tensor(whole["step"])
+    for key in [key for key in whole if key.endswith(".rounding") and key not in fresh]:
+        del whole[key]  # factors of float64 parameters are not rounded
     for key, tensor in whole.items():
         if not isinstance(tensor, Tensor):
             raise StateMismatchError(

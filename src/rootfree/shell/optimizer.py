@@ -102,7 +102,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         # The machine that we are on now may have no kernels to insist on.
         self._fused = False if state.get("_fused") is False else None
-        self._watch = Watch(state.get("nonfinite", "skip"))  # counts anew
+        self._watch = Watch(self.__dict__.pop("nonfinite", "skip"))  # counts anew
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
         for group in self.param_groups:  # pickled before there were these options
