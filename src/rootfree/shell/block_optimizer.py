@@ -45,7 +45,7 @@ REPLAYED = 0.01
 
 _FACTORS = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm")
 _FORM = (*_FACTORS, "init_scale", "safeguard", "rate_by_rank")
-_RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum")
+_RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum", "update_every")
 
 
 class BlockOptimizer(RootFreeOptimizer):
@@ -156,7 +156,7 @@ class BlockOptimizer(RootFreeOptimizer):
             kept = next(t.dtype for key, t in row.items() if key.startswith(names))
             half = group.get("matmul_dtype") == torch.float16
             products = torch.float16 if half else self._products(p, structures, group)
-            limit = factor_limit(kept, products, beta2=group["precond_lr"])
+            limit = factor_limit(kept, products, beta2=self._rate(group))
             found += block_factors(row, prefix, structures, limit)
         return found
 
@@ -290,8 +290,13 @@ class BlockOptimizer(RootFreeOptimizer):
             if not isinstance(stack, Stack):
                 group = work.group
                 lam, gamma = max(group["damping"], LEAST_DAMPING), group.get("gamma", 1.0)
-                rates = (self._terms(group), group["precond_lr"], lam, gamma)
+                rates = (self._terms(group), self._rate(group), lam, gamma)
                 stack.send(self._tail(group), rates)
+
+    @staticmethod
+    def _rate(group: Group) -> float:
+        """β₂ of a refresh."""
+        return cast("float", group["precond_lr"])
 
     @_disable_dynamo
     def step(self, closure: Any = None) -> Any:
