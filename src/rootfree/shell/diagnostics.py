@@ -23,7 +23,7 @@ class FactorDiagnostics:
     """One factor of a preconditioner, in all blocks of the parameter that have it.
 
     Attributes:
-        name: its key in the state, without the number.
+        name: its key in the state.
         structure: its structure and size, such as "dense 64".
         dtype: the dtype that it is kept in.
         norm: Frobenius norm over all blocks.

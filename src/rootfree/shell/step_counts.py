@@ -89,9 +89,11 @@ def with_clocks(
     """Rows of state, by parameter, with the clock where it is not the count; the host waits."""
     found = dict(rows)
     for memory in memories:
-        for device, counts in memory.counts.items():
-            known, clocks = counts.cpu(), cast("Tensor", memory.steps)
-            for i, (p, row) in enumerate(zip(memory.params, memory.rows, strict=True)):
-                if row["step"].device == device and p in rows and known[i] != clocks[i]:
-                    found[p] = {**rows[p], CLOCK: clocks[i].clone()}
+        known = {device: counts.cpu() for device, counts in memory.counts.items()}
+        for i, (p, row) in enumerate(zip(memory.params, memory.rows, strict=True)):
+            # What was put there since is not what the memory is of.
+            if known and p in rows and rows[p].get("step") is row["step"]:
+                clock = cast("Tensor", memory.steps)[i]
+                if known[row["step"].device][i] != clock:
+                    found[p] = {**rows[p], CLOCK: clock.clone()}
     return found
