@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 import rootfree
 from rootfree.layout.tiles import cut
 from rootfree.shell.parameter_groups import _packed_block_size
+from rootfree_lab.torchvision_shim import make_importable
 
 
 def roles(model: nn.Module, **options) -> dict[str, str]:
@@ -144,6 +145,7 @@ def test_layers_of_other_packages():
 
 def test_gpt2_of_transformers():
     transformers = pytest.importorskip("transformers")
+    make_importable()  # torchvision, which its models import
     config = transformers.GPT2Config(n_embd=8, n_head=2, n_layer=2, vocab_size=20, n_positions=6)
     found = roles(transformers.GPT2LMHeadModel(config))
     assert found["transformer.wte.weight"] == "embedding and head"
