@@ -127,10 +127,12 @@ def three_replicas(rank: int) -> None:
     sharded(placement=rootfree.Sharded(replicas=3))
 
 
-def given_curvature(rank: int) -> None:
-    model = MODES["fsdp2"](network())
-    recorder = rootfree.HutchinsonDiagonal(network())
-    rootfree.IFShampoo(model.parameters(), batch_size=8, curvature=recorder)
+def split_layers(rank: int) -> None:
+    rootfree.KFACRecorder(MODES["fsdp2+tp"](network()))
+
+
+def second_derivatives(rank: int) -> None:
+    rootfree.HutchinsonDiagonal(MODES["fsdp2"](network()))
 
 
 def joint_pairs(rank: int) -> None:
@@ -139,12 +141,37 @@ def joint_pairs(rank: int) -> None:
     if_shampoo(model.parameters(), curvature=recorder, placement=rootfree.Sharded())
 
 
+def joint_shards(rank: int) -> None:
+    model = MODES["fsdp2"](network())
+    if_shampoo(model.parameters(), curvature=rootfree.KFACRecorder(model))
+
+
+def recorded(rank: int, *, recording: bool, weight: float) -> None:
+    model = MODES["fsdp2"](network())
+    recorder = rootfree.KFACRecorder(model, joint=False, loss="mse")
+    optimizer = if_shampoo(model.parameters(), curvature=recorder)
+    with recorder.when(recording):
+        z = model(torch.ones(2, 1, 4, 4, dtype=torch.float64))
+        recorder.backward(weight * z.square().mean(), z)
+    optimizer.step()
+
+
+def recorded_elsewhere(rank: int) -> None:
+    recorded(rank, recording=rank != 1, weight=1.0)
+
+
+def no_average(rank: int) -> None:
+    recorded(rank, recording=True, weight=4.0 if rank == 3 else 1.0)
+
+
 CASES: dict[str, Callable[[int], Any]] = {
     "other rate": other_rate, "other shapes": other_shapes, "other options": other_options,
     "one more group": one_more_group, "one more step": one_more_step,
     "save or step": save_or_step, "missing state": missing_state, "other state": other_state,
     "too small a mesh": too_small_a_mesh, "three replicas": three_replicas,
-    "given curvature": given_curvature, "joint pairs": joint_pairs,
+    "split layers": split_layers, "second derivatives": second_derivatives,
+    "joint pairs": joint_pairs, "joint shards": joint_shards,
+    "recorded elsewhere": recorded_elsewhere, "no average": no_average,
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distributed import agreement, checkpoints, laboratory, pages, resuming, same_result
+from distributed import agreement, checkpoints, laboratory, pages, recording, resuming, same_result
 from distributed.launch import results
 
 #: checkpoints travel from world to world
@@ -20,6 +20,8 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
     if turn in (FIRST, SECOND):
         found |= same_result.run()
         found |= laboratory.run(folder)
+    if turn == FIRST:
+        found |= recording.run()
     found |= checkpoints.run(turn, folder)
     if turn == SECOND:
         found["undisturbed"] = resuming.trained()

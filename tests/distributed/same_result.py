@@ -14,9 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import rootfree
 from distributed import methods
 from distributed.models import (
-    BATCH,
     MODES,
-    batch,
     data_ranks,
     full,
     network,
@@ -75,7 +73,6 @@ def run() -> dict[str, Any]:
         found["kernels"] = kernels("sharded")
         found["copy"] = copied()
         found["not finite"] = not_finite()
-        found["KFAC"] = kfac("ddp sharded")
     return found
 
 
@@ -217,25 +214,6 @@ def kernels(kind: str) -> tuple[list[torch.Tensor], dict[int, Any], bool]:
     saved = rootfree.full_state_dict(optimizer)["state"]
     in_halves = any("upper" in key for row in optimizer.state.values() for key in row)
     return [full(p) for p in params], saved, in_halves
-
-
-def kfac(mode: str) -> dict[str, torch.Tensor]:
-    """A given curvature: all ranks record it, owners use that of their blocks."""
-    inner = network()
-    inner.unused = None  # a recorder wants to see every layer
-    recorder = rootfree.KFACRecorder(inner, joint=False)
-    model = inner if mode == "alone" else MODES[mode](inner)
-    options = {"curvature": recorder, "riemannian_momentum": 0.0, **placed(mode)}
-    optimizer = methods.if_shampoo(inner.parameters(), **options)
-    number, count = (0, 1) if mode == "alone" else data_ranks(mode)
-    for step in STEPS:
-        x, y = batch(step)
-        rows = slice(number * BATCH // count, (number + 1) * BATCH // count)
-        optimizer.zero_grad()
-        with recorder:
-            nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-    return weights(inner)
 
 
 def not_finite() -> dict[str, tuple[bool, int]]:

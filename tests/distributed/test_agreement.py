@@ -24,8 +24,12 @@ SAID = {
     "other state": "'block0.factor0' of a parameter of shape (6, 4) has shape (1, 7, 7), but must",
     "too small a mesh": "the mesh must cover the parameters",
     "three replicas": "replicas must divide the number of ranks, 4, got 3",
-    "given curvature": "curvature must be None for sharded parameters",
-    "joint pairs": "placement must be None where the curvature treats a weight and its bias as one",
+    "split layers": "parameter wide.weight is split by tensor parallelism",
+    "second derivatives": "HutchinsonDiagonal differentiates twice, which FSDP2 does not support",
+    "joint pairs": "curvature must not treat a weight and its bias as one matrix where ranks share",
+    "joint shards": "curvature must not treat a weight and its bias as one matrix where ranks sha",
+    "recorded elsewhere": "has recorded no backward pass since the last step",
+    "no average": "says that the loss is an average, but its gradient is at least 2 times that",
     "a destroyed process group": "needs the process group, which was destroyed",
 }
 

@@ -117,6 +117,12 @@ class Home:
         counts = (len(self.mine(tile)), *[1] * (len(whole_tile.sizes) - 1))
         return Tile(whole_tile.view, whole_tile.starts, counts, whole_tile.sizes)
 
+    def single_blocks(self, tile: int) -> list[Tile]:
+        """Each block of a tile that is owned here, as a tile of its own."""
+        view, sizes = self.cut[tile][0].view, self.cut[tile][0].sizes
+        starts = [tuple(start for start, _ in self.blocks[tile][n]) for n in self.mine(tile)]
+        return [Tile(view, start, (1,) * len(sizes), sizes) for start in starts]
+
 
 def tile_number(key: str) -> int:
     """The number of the tile that an entry of the state belongs to: block3.factor0 -> 3."""

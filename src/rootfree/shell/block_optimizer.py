@@ -7,7 +7,7 @@ turns gradients of the stack into a direction; gathering and the tail are the sa
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ from rootfree.kernels.stack import Part, Stack, portions
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import whole_bytes
+from rootfree.placement.local import is_sharded
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.groups import named
@@ -74,10 +75,12 @@ class BlockOptimizer(RootFreeOptimizer):
     def _settle(self, group: Group) -> None:
         if self._of(group) is self:
             params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
-            if self._placement is not None and any(map(self._pairs.is_weight, params)):
+            shared = self._placement is not None or any(map(is_sharded, params))
+            if shared and any(map(self._pairs.is_weight, params)):
                 raise ValueError(
-                    "placement must be None where the curvature treats a weight and its bias as "
-                    "one matrix; KFACRecorder(..., joint=False) takes them apart"
+                    "curvature must not treat a weight and its bias as one matrix where ranks "
+                    "share blocks (placement, or sharded parameters); KFACRecorder(..., "
+                    "joint=False) takes them apart"
                 )
             self._placing.settle(
                 params, group, lambda p: [each[1:] for each in self._cut(p, group)]
@@ -316,6 +319,9 @@ class BlockOptimizer(RootFreeOptimizer):
         if self._placing.homes:
             tiles = [each for slot in part.share.slots for each in self._placing.tiles_of(slot)]
         return self._curvature.blocks(tiles, part.G, B=B)
+
+    def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
+        return self._placing.blocks_here(p)
 
     def _stacks(self, work: Work) -> list[tuple[list[int], AnyStack]]:
         """Stacks for the work's parameters; those with kernels have one dtype each."""

@@ -99,10 +99,14 @@ class Placing:
         home = self.homes.get(slot.p)
         if home is None:
             return [(slot.p, slot.tile)]
-        number, view, sizes = tile_number(slot.prefix), slot.tile.view, slot.tile.sizes
-        boxes = [home.blocks[number][n] for n in home.mine(number)]
-        starts = [tuple(start for start, _ in box) for box in boxes]
-        return [(slot.p, Tile(view, start, (1,) * len(sizes), sizes)) for start in starts]
+        return [(slot.p, tile) for tile in home.single_blocks(tile_number(slot.prefix))]
+
+    def blocks_here(self, p: Tensor) -> list[Tile] | None:
+        """A tile for each block of `p` that is owned here; None: ranks do not share them."""
+        home = self.homes.get(p)
+        if home is None:
+            return None
+        return [tile for number in range(len(home.cut)) for tile in home.single_blocks(number)]
 
     def agree(self, groups: Sequence[Group], counts: Sequence[list[int]]) -> dict[int, list[int]]:
         """Before a step: the positions, by id of the group, whose gradients other ranks have.

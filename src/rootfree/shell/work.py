@@ -44,6 +44,17 @@ class Work:
     withins: list[Within | None] | None = None  # what ps are parts of; None: all are whole
     skip: Tensor | None = None  # on the device: not 0 where nothing may change; None: it may
 
+    params: Tensors = field(init=False)  # the parameters, of sharded ones the whole
+
+    def __post_init__(self) -> None:
+        self.params = [self.group["params"][i] for i in self.where]
+
+    @property
+    def offsets(self) -> list[tuple[int, ...] | None]:
+        """Where ps begin in the parameters; None: it is all of one."""
+        found = self.withins or [None] * len(self.ps)
+        return [None if each is None else each.offsets for each in found]
+
     def take_parts(self, gs: Sequence[Tensor | None]) -> None:
         """Take what is here of this step's gradients, and of the parameters, from the group."""
         params = self.group["params"]
