@@ -13,7 +13,8 @@ from rootfree.kernels.halves import joined
 from rootfree.layout.buckets import Slot
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import mismatches, owned_rows, saved_rows
-from rootfree.placement.homes import Cut, Home, settle, tile_number
+from rootfree.placement.homes import Home, settle, tile_number
+from rootfree.placement.owners import Cut
 from rootfree.placement.placed_stack import Absent, PlacedStack
 from rootfree.placement.ranks import Ranks
 from rootfree.placement.sharded import Sharded, sharing_ranks
