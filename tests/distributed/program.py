@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from distributed import agreement, checkpoints, laboratory, pages, resuming, same_result
+from distributed import (
+    agreement,
+    checkpoints,
+    laboratory,
+    one_rank,
+    pages,
+    resuming,
+    same_result,
+)
 from distributed.launch import results
 
 #: checkpoints travel from world to world
@@ -23,6 +31,8 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
     found |= checkpoints.run(turn, folder)
     if turn == SECOND:
         found["undisturbed"] = resuming.trained()
+    if turn == THIRD:
+        found |= one_rank.run()
     if turn == LAST:
         found |= pages.run(folder)
         found |= agreement.run()

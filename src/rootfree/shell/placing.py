@@ -40,6 +40,7 @@ class Placing:
         self._crews: dict[tuple[int, ...], Ranks] = {}
         self._absent: dict[int, Absent] = {}  # by id of the group
         self.homes: dict[Tensor, Home] = {}
+        self.shares = False  # whether any of them is shared with another rank
         self.steps = 0
 
     @property
@@ -61,9 +62,18 @@ class Placing:
             [cut(p) for p in params],
             ranks,
             _plain(group),
-            at_owners=self._option is not None,
+            at_owners=self._option is not None and ranks.world > 1,
         )
         self._crews[tuple(numbers)] = ranks
+        self.shares = self.shares or ranks.world > 1
+
+    def _shared(self, p: Tensor) -> Home | None:
+        """The home of a parameter whose blocks other ranks own too.
+
+        Alone, a rank takes steps like those on plain tensors; homes are there for checkpoints.
+        """
+        home = self.homes.get(p) if self.shares else None
+        return None if home is None or home.ranks.world == 1 else home
 
     def block_state(
         self, p: Tensor, prefix: str, tile: Tile, make: Callable[..., dict[str, Tensor]]
@@ -86,7 +96,7 @@ class Placing:
 
     def cut_here(self, p: Tensor, cut: list[PrefixedTile]) -> list[PrefixedTile]:
         """The tiles of `p` with the blocks that are owned here."""
-        home = self.homes.get(p)
+        home = self._shared(p)
         if home is None:
             return cut
         return [
@@ -97,7 +107,7 @@ class Placing:
 
     def tiles_of(self, slot: Slot) -> list[tuple[Tensor, Tile]]:
         """Where the blocks of a slot are: one tile, or one for each block that is owned here."""
-        home = self.homes.get(slot.p)
+        home = self._shared(slot.p)
         if home is None:
             return [(slot.p, slot.tile)]
         number, view, sizes = tile_number(slot.prefix), slot.tile.view, slot.tile.sizes
@@ -149,7 +159,7 @@ class Placing:
         `products`: the dtype of a parameter's products, given its structures and its group.
         """
         params = [work.group["params"][i] for i in work.where]
-        homes = [self.homes[p] for p in params if p in self.homes]
+        homes = [home for home in map(self._shared, params) if home is not None]
         if not homes:
             return None
         return PlacedStack(
@@ -197,7 +207,7 @@ class Placing:
     def report(self) -> list[str]:
         """What this rank sends, for `summary()`: a line for each group of ranks."""
         lines = []
-        for ranks in self.crews:
+        for ranks in (each for each in self.crews if each.world > 1):
             sent = ", ".join(
                 f"{what} {total // max(self.steps, 1):,}"
                 for what, total in ranks.sent.items()
