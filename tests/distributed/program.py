@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from distributed import agreement, checkpoints, laboratory, pages, recording, resuming, same_result
+from distributed import (
+    agreement,
+    checkpoints,
+    laboratory,
+    one_rank,
+    pages,
+    recording,
+    resuming,
+    same_result,
+)
 from distributed.launch import results
 
 #: checkpoints travel from world to world
@@ -25,6 +34,8 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
     found |= checkpoints.run(turn, folder)
     if turn == SECOND:
         found["undisturbed"] = resuming.trained()
+    if turn == THIRD:
+        found |= one_rank.run()
     if turn == LAST:
         found |= pages.run(folder)
         found |= agreement.run()

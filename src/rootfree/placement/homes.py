@@ -22,12 +22,9 @@ from rootfree.placement.boxes import (
     whole,
 )
 from rootfree.placement.local import is_sharded, offsets_and_shape
-from rootfree.placement.owners import Block, assign, flops
+from rootfree.placement.owners import Cut, Holdings, assign, blocks_of
 from rootfree.placement.ranks import PlacementError, Ranks
 from rootfree.placement.sharded import is_replicated
-from rootfree.structures import Structure
-
-Cut = Sequence[tuple[Tile, tuple[Structure, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,14 +149,9 @@ def settle(
         home = Home(ranks, tuple(p.shape), cut, parts, shards, at_owners and complete)
         _check_covered(i, home)
         homes.append(home)
-    blocks = [
-        Block(i, t, n, box, flops(tile.sizes, structures))
-        for i, home in enumerate(homes)
-        for t, (tile, structures) in enumerate(home.cut)
-        for n, box in enumerate(home.blocks[t])
-    ]
-    held = {i: home.held for i, home in enumerate(homes) if home.cut}
-    owners, ranks.load = assign(blocks, held, ranks.load)
+    blocks = blocks_of(cuts)
+    holdings = Holdings({i: home.held for i, home in enumerate(homes) if home.cut})
+    owners, ranks.load = assign(blocks, holdings, ranks.load)
     for home in homes:
         home.owners.extend([0] * tile.blocks for tile, _ in home.cut)
     for block, owner in zip(blocks, owners, strict=True):

@@ -41,7 +41,7 @@ class PlacedStack:
         absent: Callable[[], Absent],
     ) -> None:  # fmt: skip
         """`dtypes`: of each parameter's products; `where`: its position in the group."""
-        self.ps, self._homes, self._dtypes, self._wide = list(params), list(homes), dtypes, wide
+        self.ps, self._homes, self._dtypes, self._wide = [*map(local, params)], homes, dtypes, wide
         self._where, self._absent = list(where), absent
         self._ranks = homes[0].ranks
         self._device = local(params[0]).device
@@ -185,7 +185,7 @@ class PlacedStack:
 
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""
-        here = [local(p) for p in self.ps]
+        here = self.ps
         us = [torch.empty(p.shape, dtype=self._wide, device=self._device) for p in here]
         for exchange in self._outward:
             exchange(self._stacks, us, self._ranks.sent, "directions")

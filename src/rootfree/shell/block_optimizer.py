@@ -91,7 +91,7 @@ class BlockOptimizer(RootFreeOptimizer):
         return super()._remember(group)
 
     def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
-        if self._placed is None or not self._placed.homes:
+        if self._placed is None or not self._placed.shares:
             return {}
         memories = [self._memory_of(group) for group in self.param_groups]
         counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
@@ -271,6 +271,8 @@ class BlockOptimizer(RootFreeOptimizer):
         self._send_numbers(work)
         for where, stack in work.stacks:
             gs = [work.gs[i] for i in where]
+            if work.meshes:  # FSDP may have moved its shards
+                stack.ps = [work.ps[i] for i in where]
             with torch.cuda.device_of(gs[0]):
                 stack.tell(work.skip)
                 stack.gather_(gs, squares=work.refresh)
@@ -316,7 +318,7 @@ class BlockOptimizer(RootFreeOptimizer):
         if self._curvature is None:
             return OuterProducts(part.G, weight=B)
         tiles = [(slot.p, slot.tile) for slot in part.share.slots]
-        if self._placing.homes:
+        if self._placing.shares:
             tiles = [each for slot in part.share.slots for each in self._placing.tiles_of(slot)]
         return self._curvature.blocks(tiles, part.G, B=B)
 
@@ -325,7 +327,8 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _stacks(self, work: Work) -> list[tuple[list[int], AnyStack]]:
         """Stacks for the work's parameters; those with kernels have one dtype each."""
-        ps, present = work.ps, set(work.ps)
+        ps = [work.group["params"][i] for i in work.where] if work.meshes else work.ps
+        present = set(ps)
         if stack := self._placing.stack(work, self._memories[id(work.group)], self._products):
             return [([*range(len(ps))], stack)]
         alike: dict[Any, list[Bucket[Plan]]] = {}

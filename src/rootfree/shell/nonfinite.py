@@ -76,23 +76,22 @@ def find_nonfinite(work: Sequence[Work]) -> dict[torch.device, Tensor]:
     and the shards of a gradient (a DTensor) are asked about together.
     """
     found: dict[torch.device, list[Tensor]] = {}
-    params: dict[torch.device, list[Tensor]] = {}
+    meshes: dict[torch.device, list[Any]] = {}
     for w in work:
         if not isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
             found.setdefault(w.ps[0].device, []).extend(w.gs)
-            whole = [w.group["params"][i] for i in w.where]
-            params.setdefault(w.ps[0].device, []).extend(whole)
-    flags = {device: _flag(gs, device, params[device]) for device, gs in found.items()}
+            meshes.setdefault(w.ps[0].device, []).extend(w.meshes)
+    flags = {device: _flag(gs, device, meshes[device]) for device, gs in found.items()}
     if len(flags) > 1:
         votes = list(flags.values())
         flags = {device: torch.stack([v.to(device) for v in votes]).amax() for device in flags}
     return flags
 
 
-def _flag(gs: Sequence[Tensor], device: torch.device, params: Sequence[Tensor] = ()) -> Tensor:
-    """1 if a number in the gradients of `params` is not finite, else 0: float32, on the device.
+def _flag(gs: Sequence[Tensor], device: torch.device, meshes: Iterable[Any] = ()) -> Tensor:
+    """1 if a number in the gradients is not finite, else 0: float32, on the device.
 
-    Of sharded parameters gs are the local parts.
+    `meshes`: over which they are sharded; gs are the local parts then.
     """
     local = [g for g in gs if g.numel() > 0]
     if host_reads(device):
@@ -102,7 +101,7 @@ def _flag(gs: Sequence[Tensor], device: torch.device, params: Sequence[Tensor] =
         if len({norm.dtype for norm in norms}) > 1:
             norms = [norm.double() for norm in norms]
         flag = 1 - torch.stack(list(norms)).isfinite().all().float()
-    for group in _process_groups(params):
+    for group in _process_groups(meshes):
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
     return flag
 
@@ -118,10 +117,14 @@ def _each_finite(gs: Sequence[Tensor]) -> bool:
     return all(bool(g.isfinite().all()) for g in gs)
 
 
-def _process_groups(params: Iterable[Tensor]) -> list[Any]:
-    """Those over which parameters are sharded, in an order that is the same on all ranks."""
-    meshes = dict.fromkeys(p.device_mesh for p in params if hasattr(p, "device_mesh"))
-    return [mesh.get_group(axis) for mesh in meshes for axis in range(mesh.ndim)]
+def _process_groups(meshes: Iterable[Any]) -> list[Any]:
+    """Those along the axes of meshes, where there is more than one rank."""
+    return [
+        mesh.get_group(axis)
+        for mesh in dict.fromkeys(meshes)
+        for axis in range(mesh.ndim)
+        if mesh.size(axis) > 1
+    ]
 
 
 def _refuse(groups: Sequence[dict[str, Any]]) -> None:

@@ -291,7 +291,7 @@ class RootFreeOptimizer(Optimizer, ABC):
                 work = sorted_work(group, kinds, rows, elements_at_once=self._elements_at_once)
                 patterns[:] = [(kinds, work), *patterns[: MOST_PATTERNS - 1]]
             for w in work:
-                if w.withins is None:
+                if not w.meshes:
                     w.gs = [cast("Tensor", gs[i]) for i in w.where]
                 else:
                     w.take_parts(gs)

@@ -13,7 +13,8 @@ from rootfree.kernels.halves import joined
 from rootfree.layout.buckets import Slot
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import mismatches, owned_rows, saved_rows
-from rootfree.placement.homes import Cut, Home, settle, tile_number
+from rootfree.placement.homes import Home, settle, tile_number
+from rootfree.placement.owners import Cut
 from rootfree.placement.placed_stack import Absent, PlacedStack
 from rootfree.placement.ranks import Ranks
 from rootfree.placement.sharded import Sharded, sharing_ranks
@@ -39,6 +40,7 @@ class Placing:
         self._crews: dict[tuple[int, ...], Ranks] = {}
         self._absent: dict[int, Absent] = {}  # by id of the group
         self.homes: dict[Tensor, Home] = {}
+        self.shares = False  # whether any of them is shared with another rank
         self.steps = 0
 
     @property
@@ -60,9 +62,18 @@ class Placing:
             [cut(p) for p in params],
             ranks,
             _plain(group),
-            at_owners=self._option is not None,
+            at_owners=self._option is not None and ranks.world > 1,
         )
         self._crews[tuple(numbers)] = ranks
+        self.shares = self.shares or ranks.world > 1
+
+    def _shared(self, p: Tensor) -> Home | None:
+        """The home of a parameter whose blocks other ranks own too.
+
+        Alone, a rank takes steps like those on plain tensors; homes are there for checkpoints.
+        """
+        home = self.homes.get(p) if self.shares else None
+        return None if home is None or home.ranks.world == 1 else home
 
     def block_state(
         self, p: Tensor, prefix: str, tile: Tile, make: Callable[..., dict[str, Tensor]]
@@ -85,7 +96,7 @@ class Placing:
 
     def cut_here(self, p: Tensor, cut: list[PrefixedTile]) -> list[PrefixedTile]:
         """The tiles of `p` with the blocks that are owned here."""
-        home = self.homes.get(p)
+        home = self._shared(p)
         if home is None:
             return cut
         return [
@@ -96,14 +107,14 @@ class Placing:
 
     def tiles_of(self, slot: Slot) -> list[tuple[Tensor, Tile]]:
         """Where the blocks of a slot are: one tile, or one for each block that is owned here."""
-        home = self.homes.get(slot.p)
+        home = self._shared(slot.p)
         if home is None:
             return [(slot.p, slot.tile)]
         return [(slot.p, tile) for tile in home.single_blocks(tile_number(slot.prefix))]
 
     def blocks_here(self, p: Tensor) -> list[Tile] | None:
         """A tile for each block of `p` that is owned here; None: ranks do not share them."""
-        home = self.homes.get(p)
+        home = self._shared(p)
         if home is None:
             return None
         return [tile for number in range(len(home.cut)) for tile in home.single_blocks(number)]
@@ -152,7 +163,7 @@ class Placing:
         `products`: the dtype of a parameter's products, given its structures and its group.
         """
         params = [work.group["params"][i] for i in work.where]
-        homes = [self.homes[p] for p in params if p in self.homes]
+        homes = [home for home in map(self._shared, params) if home is not None]
         if not homes:
             return None
         return PlacedStack(
@@ -200,7 +211,7 @@ class Placing:
     def report(self) -> list[str]:
         """What this rank sends, for `summary()`: a line for each group of ranks."""
         lines = []
-        for ranks in self.crews:
+        for ranks in (each for each in self.crews if each.world > 1):
             sent = ", ".join(
                 f"{what} {total // max(self.steps, 1):,}"
                 for what, total in ranks.sent.items()
