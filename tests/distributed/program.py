@@ -15,6 +15,7 @@ from distributed import (
     pages,
     resuming,
     same_result,
+    travelling,
 )
 from distributed.launch import results
 
@@ -31,6 +32,7 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
     found |= checkpoints.run(turn, folder)
     if turn == SECOND:
         found["undisturbed"] = resuming.trained()
+        found |= travelling.run()
     if turn == THIRD:
         found |= one_rank.run()
     if turn == LAST:

@@ -183,10 +183,7 @@ def _exchange(moves: Sequence[tuple[Entry, Places, Places, Boxes, Boxes]]) -> No
         )
         have = {(n, box): t for n in members for box, t in moves[n][3].items()}
         want = {(n, box): t for n in members for box, t in moves[n][4].items()}
-        move(
-            route, have, want, dtype=dtype, device=device, group=ranks.group, sent=ranks.sent,
-            what="checkpoints",
-        )  # fmt: skip
+        move(route, have, want, dtype=dtype, device=device, group=ranks.group)
 
 
 def _assembled(entry: Entry, shard: Tensor) -> Any:

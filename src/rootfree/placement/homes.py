@@ -67,6 +67,10 @@ class Home:
             for owner, box in zip(owners, boxes, strict=True)
         ]
 
+    def is_whole(self, rank: int) -> bool:
+        """Whether a rank has all of the parameter."""
+        return self.parts[rank] == whole(self.shape)
+
     def mine(self, tile: int) -> list[int]:
         """The numbers of the blocks of a tile that are owned here."""
         return [n for n, owner in enumerate(self.owners[tile]) if owner == self.ranks.me]

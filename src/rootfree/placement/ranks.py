@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rootfree.placement.processes import device_group, host_group, initialised
+from rootfree.placement.traffic import Traffic
 
 
 class PlacementError(RuntimeError):
@@ -28,7 +29,7 @@ class Ranks:
         self.group = device_group(ranks)
         self._hosts = host_group(ranks)
         self.me = self.ranks.index(torch.distributed.get_rank())
-        self.sent: dict[str, int] = {}  # bytes that left this rank, by what they were
+        self.traffic = Traffic()  # of this rank, in steps
         self.load = [0.0] * len(self.ranks)  # of each, by the blocks that it owns
         self._mesh: Any = None
 
@@ -94,7 +95,9 @@ class Ranks:
     def sum_(self, numbers: torch.Tensor) -> None:
         """Replace numbers by their sums over the ranks."""
         if self.world > 1:
-            self.sent["sums"] = self.sent.get("sums", 0) + numbers.numel() * numbers.element_size()
+            size = numbers.numel() * numbers.element_size()
+            self.traffic.sent["sums"] += size
+            self.traffic.received["sums"] += size
             torch.distributed.all_reduce(numbers, group=self.group)
 
 

@@ -315,8 +315,6 @@ class BlockOptimizer(RootFreeOptimizer):
         if self._curvature is None:
             return OuterProducts(part.G, weight=B)
         tiles = [(slot.p, slot.tile) for slot in part.share.slots]
-        if self._placing.shares:
-            tiles = [each for slot in part.share.slots for each in self._placing.tiles_of(slot)]
         return self._curvature.blocks(tiles, part.G, B=B)
 
     def _stacks(self, work: Work) -> list[tuple[list[int], AnyStack]]:

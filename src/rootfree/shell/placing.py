@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.halves import joined
-from rootfree.layout.buckets import Slot
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import mismatches, owned_rows, saved_rows
 from rootfree.placement.homes import Home, settle, tile_number
@@ -105,16 +104,6 @@ class Placing:
             if home.mine(tile_number(prefix))
         ]
 
-    def tiles_of(self, slot: Slot) -> list[tuple[Tensor, Tile]]:
-        """Where the blocks of a slot are: one tile, or one for each block that is owned here."""
-        home = self._shared(slot.p)
-        if home is None:
-            return [(slot.p, slot.tile)]
-        number, view, sizes = tile_number(slot.prefix), slot.tile.view, slot.tile.sizes
-        boxes = [home.blocks[number][n] for n in home.mine(number)]
-        starts = [tuple(start for start, _ in box) for box in boxes]
-        return [(slot.p, Tile(view, start, (1,) * len(sizes), sizes)) for start in starts]
-
     def agree(self, groups: Sequence[Group], counts: Sequence[list[int]]) -> dict[int, list[int]]:
         """Before a step: the positions, by id of the group, whose gradients other ranks have.
 
@@ -205,17 +194,12 @@ class Placing:
         return owned_rows(like, self.homes, given)
 
     def report(self) -> list[str]:
-        """What this rank sends, for `summary()`: a line for each group of ranks."""
+        """What this rank exchanges, for `summary()`: a line for each group of ranks."""
         lines = []
         for ranks in (each for each in self.crews if each.world > 1):
-            sent = ", ".join(
-                f"{what} {total // max(self.steps, 1):,}"
-                for what, total in ranks.sent.items()
-                if what != "checkpoints"
-            )
+            told = ranks.traffic.described(max(self.steps, 1))
             lines.append(
-                f"blocks are shared by {ranks.world} ranks; bytes that rank "
-                f"{ranks.ranks[ranks.me]} sends in a step: {sent or 'none yet'}"
+                f"blocks are shared by {ranks.world} ranks; rank {ranks.ranks[ranks.me]}: {told}"
             )
         return lines
 
