@@ -29,10 +29,10 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
     if turn in (FIRST, SECOND):
         found |= same_result.run()
         found |= laboratory.run(folder)
+        found |= travelling.run()
     found |= checkpoints.run(turn, folder)
     if turn == SECOND:
         found["undisturbed"] = resuming.trained()
-        found |= travelling.run()
     if turn == THIRD:
         found |= one_rank.run()
     if turn == LAST:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distributed import travelling
-from distributed.program import SECOND, ranks  # noqa: F401  (a fixture)
+from distributed.program import FIRST, SECOND, ranks  # noqa: F401  (a fixture)
 from distributed.same_result import alone_for
 
 pytestmark = pytest.mark.slow
@@ -70,6 +70,17 @@ def test_what_travels_is_counted(found):
             line = run["summary"].splitlines()[-1]
             assert f"in {begun / len(travelling.STEPS):.3g} rounds" in line
             assert "received: " in line
+
+
+def test_whole_tensors_without_torchs_gathering(ranks):  # noqa: F811
+    """As on GPUs that gloo connects."""
+    for rank in ranks[FIRST]:
+        numbers, found, by_hand, by_torch = rank["gathered"]
+        assert len(found) == 5
+        assert all(torch.equal(each, numbers) for each in found)
+        for n, row in by_torch.items():
+            assert by_hand[n].keys() == row.keys()
+            assert all(torch.equal(by_hand[n][key], tensor) for key, tensor in row.items())
 
 
 @pytest.mark.parametrize("kind", ["sharded", "whole"])

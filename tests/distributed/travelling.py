@@ -8,13 +8,13 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import rootfree
 from distributed import methods
 from distributed.models import MODES, data_ranks, network, train, weights
-from distributed.same_result import placed
-from rootfree.placement import exchange
+from distributed.same_result import no_gathering, placed
+from rootfree.placement import exchange, gathering
 
 STEPS = range(3)
 #: a block of 16×16 numbers in float64: rounds of about one block
@@ -24,6 +24,8 @@ VOCABULARY = {"structure": ("diagonal", "dense"), "block_size": 8}
 
 def run() -> dict[str, Any]:
     found: dict[str, Any] = {}
+    if dist.get_world_size() == 4:
+        return gathered()
     for mode in ("fsdp2", "ddp sharded"):
         found[f"rounds, {mode}"] = {
             "one": in_rounds(mode, 2**20), "many": in_rounds(mode, SMALL),
@@ -32,6 +34,27 @@ def run() -> dict[str, Any]:
     for kind in ("sharded", "whole"):
         found[f"vocabulary, {kind}"] = vocabulary(kind)
     return {"travelling": found}
+
+
+def gathered() -> dict[str, Any]:
+    """Whole tensors without torch's gathering: shards of shards, copies, rows that are nowhere."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    numbers = torch.arange(35.0).view(5, 7)
+    found = []
+    with patch.object(gathering, "gathers", lambda _: False):
+        for placements in (
+            (Shard(0), Shard(0)), (Shard(1), Shard(0)), (Replicate(), Shard(0)),
+            (Shard(1), Replicate()), (Replicate(), Replicate()),
+        ):  # fmt: skip
+            shards = distribute_tensor(numbers, mesh, placements)
+            with patch.object(DTensor, "full_tensor", no_gathering):
+                found.append(gathering.whole_tensor(shards))
+        model = MODES["fsdp2"](network())
+        optimizer = methods.if_shampoo(model.parameters())
+        train(model, optimizer, STEPS, part=data_ranks("fsdp2"))
+        with patch.object(DTensor, "full_tensor", no_gathering):
+            by_hand = rootfree.full_state_dict(optimizer)["state"]
+    return {"gathered": (numbers, found, by_hand, rootfree.full_state_dict(optimizer)["state"])}
 
 
 def in_rounds(mode: str, size: int, *, at_once: bool = False) -> dict[str, Any]:

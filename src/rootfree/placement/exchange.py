@@ -65,7 +65,9 @@ class Exchange:
         outgoing = [leg for legs in route.sent for leg in legs]
         incoming = [leg for legs in route.received for leg in legs]
         self._out, self._in = _cuts(have, outgoing), _cuts(want, incoming)
-        self._out_spaces, self._in_spaces = _spaces(outgoing), _spaces(incoming)
+        self._out_like, self._in_like = (
+            [stand_in(shape_of(leg.cut)) for leg in legs] for legs in (outgoing, incoming)
+        )
         self._kept = (
             _cuts(have, [source for source, _ in route.kept]),
             _cuts(want, [target for _, target in route.kept]),
@@ -89,7 +91,7 @@ class Exchange:
         come, out = (
             torch.empty(sum(sizes), dtype=self._dtype, device=self._device) for sizes in self._sizes
         )
-        _copy_(_views(self._out_spaces, [out]), _views(self._out, have))
+        _copy_(_spaces(out, self._out_like), _views(self._out, have))
         if self._group is None:
             return Flight(self, lambda: come, traffic)
         traffic.count(what, sent=_bytes(out), received=_bytes(come))
@@ -97,7 +99,7 @@ class Exchange:
 
     def unpack_(self, come: Tensor, want: Sequence[Tensor]) -> None:
         """Put what came where it belongs.  Changes want."""
-        _copy_(_views(self._in, want), _views(self._in_spaces, [come]))
+        _copy_(_views(self._in, want), _spaces(come, self._in_like))
 
 
 class Flight(NamedTuple):
@@ -143,14 +145,9 @@ def _cuts(shadows: Shadows, legs: Iterable[Leg]) -> list[Piece]:
     return found
 
 
-def _spaces(legs: Sequence[Leg]) -> list[Piece]:
-    """Their places in the buffer, one after the other."""
-    found, start = [], 0
-    for leg in legs:
-        shape = shape_of(leg.cut)
-        found.append(Piece(0, shape, stand_in(shape).stride(), start))
-        start += size_of(leg.cut)
-    return found
+def _spaces(buffer: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Views of a buffer, one after the other, in the shapes of stand-ins."""
+    return list(torch._C._nn.unflatten_dense_tensors(buffer, like)) if like else []
 
 
 def _views(pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> list[Tensor]:

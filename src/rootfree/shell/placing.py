@@ -112,18 +112,16 @@ class Placing:
         """
         elsewhere: dict[int, list[int]] = {}
         self._absent, self.steps = {}, self.steps + 1
-        options = {
-            f"{name} of parameter group {n}": value
-            for n, (group, steps) in enumerate(zip(groups, counts, strict=True))
-            for name, value in {**_plain(group), "step": steps}.items()
-        }
+        options = [
+            {**_plain(group), "step": steps} for group, steps in zip(groups, counts, strict=True)
+        ]
         for ranks in self._crews.values():
             mine = [g for g in groups if any(self._is_of(p, ranks) for p in g["params"])]
             seen = [[p.grad is not None for p in group["params"]] for group in mine]
             found = ranks.differ("step()", (options, seen))
             if found is None:
                 continue
-            ranks.check_alike([each for each, _ in found], about="step()")
+            ranks.check_alike([_labelled(each) for each, _ in found], about="step()")
             for n, group in enumerate(mine):
                 table = [patterns[n] for _, patterns in found]
                 some = [i for i, flags in enumerate(zip(*table, strict=True)) if any(flags)]
@@ -213,6 +211,15 @@ def _plain(group: Group) -> dict[str, Any]:
         name: value
         for name, value in group.items()
         if name not in ("params", "param_names") and isinstance(value, _PLAIN)
+    }
+
+
+def _labelled(groups: Sequence[Group]) -> Group:
+    """The options of all groups, by name and number of the group."""
+    return {
+        f"{name} of parameter group {n}": value
+        for n, group in enumerate(groups)
+        for name, value in group.items()
     }
 
 
