@@ -37,7 +37,7 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
         found |= one_rank.run()
     if turn == LAST:
         found |= pages.run(folder)
-        found |= agreement.run()
+        found |= agreement.run(folder)
     return found
 
 

@@ -8,6 +8,7 @@ import torch
 from distributed import travelling
 from distributed.program import FIRST, SECOND, ranks  # noqa: F401  (a fixture)
 from distributed.same_result import alone_for
+from rootfree.placement.forecast import forecast
 
 pytestmark = pytest.mark.slow
 
@@ -85,8 +86,23 @@ def test_whole_tensors_without_torchs_gathering(ranks):  # noqa: F811
 
 @pytest.mark.parametrize("kind", ["sharded", "whole"])
 def test_ranks_share_a_vocabulary(found, kind):
-    expected, _ = travelling.vocabulary("alone")
+    expected, *_ = travelling.vocabulary("alone")
     for rank in found:
-        there, owners = rank[f"vocabulary, {kind}"]
+        there, owners, _ = rank[f"vocabulary, {kind}"]
         assert {*owners} == {0, 1}
         torch.testing.assert_close(there, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("kind", "sharding"), [("sharded", "fsdp2"), ("whole", "ddp")])
+def test_a_forecast_says_what_happens(found, kind, sharding):
+    sizes = {f"{what}_bytes": 8 for what in ("product", "parameter", "factor", "momentum")}
+    told = forecast(
+        [(50, 6)], world=2, block_size=8, structures=[("diagonal", "dense")], sharding=sharding,
+        **sizes,
+    )  # fmt: skip
+    for number, rank in enumerate(found):
+        _, owners, counts = rank[f"vocabulary, {kind}"]
+        assert [owners] == told.owners
+        assert counts["sent"] > 0
+        for what, count in counts.items():
+            assert count == getattr(told, what)[number], (kind, what)

@@ -90,8 +90,9 @@ def in_rounds(mode: str, size: int, *, at_once: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def vocabulary(kind: str) -> tuple[Tensor, list[int]]:
-    """An embedding of 50 words; in `whole` and `sharded` with its blocks on all ranks."""
+def vocabulary(kind: str) -> tuple[Tensor, list[int], dict[str, int]]:
+    """An embedding of 50 words, in `whole` and `sharded` with its blocks on all ranks; their owners
+    in order, and what a step moves and a rank keeps."""
     generator = torch.Generator().manual_seed(7)
     numbers = torch.randn(4, 50, 6, generator=generator, dtype=torch.float64)
     given: dict[str, Any] = {}
@@ -107,4 +108,22 @@ def vocabulary(kind: str) -> tuple[Tensor, list[int]]:
         optimizer.step()
     home = optimizer._placing.homes.get(p)
     owners = [] if home is None else [owner for tile in home.owners for owner in tile]
-    return (p.full_tensor() if kind == "sharded" else p).detach().clone(), owners
+    counts = {} if home is None else counted(optimizer, p)
+    return (p.full_tensor() if kind == "sharded" else p).detach().clone(), owners, counts
+
+
+def counted(optimizer: Any, p: Tensor) -> dict[str, int]:
+    """Bytes that this rank sends and receives in a step, and those of its factors and momentum."""
+    (ranks,) = optimizer._placing.crews
+    found = {
+        way: sum(n for what, n in getattr(ranks.traffic, way).items() if what != "sums") // 3
+        for way in ("sent", "received")
+    }
+    sizes = {key: local_size(t) for key, t in optimizer.state[p].items() if t.is_floating_point()}
+    found["momentum_bytes"] = sizes.pop("momentum")
+    return {**found, "factor_bytes": sum(n for key, n in sizes.items() if ".factor" in key)}
+
+
+def local_size(t: Any) -> int:
+    here = t.to_local() if isinstance(t, DTensor) else t
+    return int(here.numel() * here.element_size())

@@ -16,6 +16,9 @@ import torch
 from rootfree.placement.processes import device_group, host_group, initialised
 from rootfree.placement.traffic import Traffic
 
+#: what a rank says instead, where an error keeps it from what the others are about to do
+PROBLEM = "problem"
+
 
 class PlacementError(RuntimeError):
     """Ranks that should be of one mind are not."""
@@ -83,6 +86,9 @@ class Ranks:
 
     def check_alike(self, found: list[dict[str, Any]], *, about: str) -> None:
         """Raise an error that says what is not the same on all ranks, if anything is not."""
+        for rank, each in zip(self.ranks, found, strict=True):
+            if PROBLEM in each:
+                raise PlacementError(f"rank {rank}: {each[PROBLEM]}")
         for key in dict.fromkeys(key for each in found for key in each):
             values = [each.get(key) for each in found]
             other = next((n for n, value in enumerate(values) if value != values[0]), None)

@@ -12,10 +12,10 @@ from torch import Tensor
 from rootfree.kernels.halves import joined
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import mismatches, owned_rows, saved_rows
-from rootfree.placement.homes import Home, settle, tile_number
+from rootfree.placement.homes import Home, description, settle, tile_number
 from rootfree.placement.owners import Cut
 from rootfree.placement.placed_stack import Absent, PlacedStack
-from rootfree.placement.ranks import Ranks
+from rootfree.placement.ranks import PROBLEM, Ranks
 from rootfree.placement.sharded import Sharded, sharing_ranks
 from rootfree.shell.checkpoint_matching import StateMismatchError, match_state_dict
 from rootfree.shell.parameter_state import renumber_, working_dtype
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Group = dict[str, Any]
 PrefixedTile = tuple[str, Tile, tuple[Structure, ...]]
 _NONE: Absent = frozenset()
+_ADDING = "adding a parameter group"
 _PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
 
 
@@ -52,19 +53,35 @@ class Placing:
         params = [p for p in params if p not in self.homes]
         if not params:
             return
-        numbers = sharing_ranks(self._option, params)
-        if numbers is None:
+        sharing = sharing_ranks(self._option, params)
+        if sharing is None:
             return
-        ranks = self._crews.get(tuple(numbers)) or Ranks(numbers)
-        self.homes |= settle(
-            params,
-            [cut(p) for p in params],
-            ranks,
-            _plain(group),
-            at_owners=self._option is not None and ranks.world > 1,
-        )
-        self._crews[tuple(numbers)] = ranks
+        cuts = [cut(p) for p in params]
+        said = {**description(params, cuts), **_plain(group), **self._asked(group)}
+        everyone = self._crews.get(tuple(sharing.everyone)) or Ranks(sharing.everyone)
+        everyone.check_agree(_ADDING, said, about="a parameter group")
+        same = sharing.crew == sharing.everyone
+        ranks = everyone if same else self._crews.get(tuple(sharing.crew)) or Ranks(sharing.crew)
+        divided = self._option is not None and ranks.world > 1
+        self.homes |= settle(params, cuts, ranks, at_owners=divided)
+        self._crews[tuple(sharing.crew)] = ranks
         self.shares = self.shares or ranks.world > 1
+
+    def _asked(self, group: Group) -> dict[str, Any]:
+        """What was asked for beside options that are numbers and names."""
+        names = [p[0] for p in group["params"] if isinstance(p, tuple)]
+        option = self._option and f"Sharded(replicas={self._option.replicas})"
+        return {"the names of the parameters": names, "placement": option}
+
+    def refuse(self, params: Sequence[Any], problem: Exception) -> None:
+        """Tell the ranks that wait for this one, if any do, why it does not add its group."""
+        tensors = [p[1] if isinstance(p, tuple) else p for p in params]
+        try:
+            sharing = sharing_ranks(self._option, [p for p in tensors if isinstance(p, Tensor)])
+        except ValueError:  # the first problem is told
+            return
+        if sharing is not None:
+            Ranks(sharing.everyone).differ(_ADDING, {PROBLEM: str(problem)})
 
     def _shared(self, p: Tensor) -> Home | None:
         """The home of a parameter whose blocks other ranks own too.
