@@ -183,7 +183,7 @@ def _connect(backend: str) -> None:
 
     store, rank, world = next(rendezvous("env://"))
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    mine = dist.PrefixStore(f"start {start}", store)
+    mine = dist.PrefixStore(f"start {start}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=mine, rank=rank, world_size=world)
 
 

@@ -16,6 +16,7 @@ from distributed import (
     recording,
     resuming,
     same_result,
+    travelling,
 )
 from distributed.launch import results
 
@@ -29,6 +30,7 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
     if turn in (FIRST, SECOND):
         found |= same_result.run()
         found |= laboratory.run(folder)
+        found |= travelling.run()
     if turn == FIRST:
         found |= recording.run()
     found |= checkpoints.run(turn, folder)
@@ -38,7 +40,7 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
         found |= one_rank.run()
     if turn == LAST:
         found |= pages.run(folder)
-        found |= agreement.run()
+        found |= agreement.run(folder)
     return found
 
 

@@ -54,8 +54,14 @@ def placed(mode: str) -> dict[str, Any]:
 
 def alone(method: str, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     """What one process gets."""
+    return alone_for(method, STEPS, dtype)
+
+
+def alone_for(
+    method: str, steps: range, dtype: torch.dtype = torch.float64
+) -> dict[str, torch.Tensor]:
     model = network(dtype)
-    train(model, made(method, model), STEPS)
+    train(model, made(method, model), steps)
     return weights(model)
 
 
@@ -88,7 +94,7 @@ def trained(method: str, mode: str, dtype: torch.dtype = torch.float64) -> dict[
     found = {"weights": weights(model), "summary": optimizer.summary()}
     if method == "IFShampoo":
         (ranks,) = optimizer._placing.crews or [None]
-        found["sent"] = {} if ranks is None else dict(ranks.sent)
+        found["sent"] = {} if ranks is None else dict(ranks.traffic.sent)
         found["expected"] = expected_bytes(optimizer)
     return found
 

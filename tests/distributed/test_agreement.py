@@ -16,6 +16,15 @@ SAID = {
     "0 and 0.2 on rank 2",
     "other shapes": "shape, dtype, device and blocks of parameter 1 must be the same",
     "other options": "damping must be the same on all ranks, got 0.0001 on rank 0 and 0.001 on",
+    "one more parameter": "the number of parameters must be the same on all ranks, got 2 on rank 0 "
+    "and 3 on rank 2",
+    "other names": "the names of the parameters must be the same on all ranks, got ['a', 'b'] on "
+    "rank 0 and ['b', 'a'] on rank 1",
+    "bad option": "damping must be in [0, inf), got -1.0",
+    "bad option of shards": "batch_size must be a positive integer, got 0",
+    "other replicas": "placement must be the same on all ranks, got 'Sharded(replicas=2)' on rank "
+    "0 and 'Sharded(replicas=None)' on rank 1",
+    "missing shard": "__2_0.distcp",
     "one more group": "not at the same point of the program (rank 0: adding a parameter group, "
     "rank 1: step()",
     "one more step": "step of parameter group 0 must be the same on all ranks",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -67,6 +67,10 @@ class Home:
             for owner, box in zip(owners, boxes, strict=True)
         ]
 
+    def is_whole(self, rank: int) -> bool:
+        """Whether a rank has all of the parameter."""
+        return self.parts[rank] == whole(self.shape)
+
     def mine(self, tile: int) -> list[int]:
         """The numbers of the blocks of a tile that are owned here."""
         return [n for n, owner in enumerate(self.owners[tile]) if owner == self.ranks.me]
@@ -126,21 +130,24 @@ def tile_number(key: str) -> int:
     return int(key.partition(".")[0].removeprefix("block"))
 
 
-def settle(
-    params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks, options: Mapping[str, Any], *,
-    at_owners: bool,
-) -> dict[Tensor, Home]:  # fmt: skip
-    """Homes for the parameters of a group; all ranks must call this with the same.
-
-    `at_owners`: whether the momentum of parameters that all ranks have whole is divided too.
-    """
-    said = {"the number of parameters": len(params), **options}
+def description(params: Sequence[Tensor], cuts: Sequence[Cut]) -> dict[str, Any]:
+    """What of parameters must be the same on all ranks, by what it is."""
+    said: dict[str, Any] = {"the number of parameters": len(params)}
     for i, (p, cut) in enumerate(zip(params, cuts, strict=True)):
         said[f"shape, dtype, device and blocks of parameter {i}"] = (
             *(tuple(p.shape), p.dtype, p.device.type, [tile for tile, _ in cut]),
             "replicated" if is_replicated(p) else "sharded",
         )
-    ranks.check_agree("adding a parameter group", said, about="a parameter group")
+    return said
+
+
+def settle(
+    params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks, *, at_owners: bool
+) -> dict[Tensor, Home]:
+    """Homes for the parameters of a group; all ranks must call this with the same.
+
+    `at_owners`: whether the momentum of parameters that all ranks have whole is divided too.
+    """
     everyone = ranks.gathered([(box_at(*offsets_and_shape(p)), _shard(p, ranks)) for p in params])
     homes = []
     for i, (p, cut) in enumerate(zip(params, cuts, strict=True)):

@@ -29,7 +29,7 @@ from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.local import is_sharded
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
-from rootfree.shell.groups import named
+from rootfree.shell.groups import as_list, named
 from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
@@ -148,6 +148,16 @@ class BlockOptimizer(RootFreeOptimizer):
         return "; ".join(parts) + joint or "none"
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
+        if isinstance(param_group, dict):
+            param_group = {**param_group, "params": as_list(param_group["params"])}
+        try:
+            return self._checked_blocks(param_group)
+        except (TypeError, ValueError) as error:
+            if isinstance(param_group, dict):
+                self._placing.refuse(param_group["params"], error)
+            raise
+
+    def _checked_blocks(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
         for what, p in named(group["params"]):
             try:  # an impossible structure or block size is found before anything is changed
@@ -318,8 +328,6 @@ class BlockOptimizer(RootFreeOptimizer):
         if self._curvature is None:
             return OuterProducts(part.G, weight=B)
         tiles = [(slot.p, slot.tile) for slot in part.share.slots]
-        if self._placing.shares:
-            tiles = [each for slot in part.share.slots for each in self._placing.tiles_of(slot)]
         return self._curvature.blocks(tiles, part.G, B=B)
 
     def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
