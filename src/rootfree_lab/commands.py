@@ -143,9 +143,22 @@ def bench(
         Path | None,
         typer.Option(help="Only write the folder for --data, from the cache (and --data)."),
     ] = None,
+    distributed_model: Annotated[
+        bool,
+        typer.Option(
+            "--distributed-model",
+            help="Count what a step of models of 1 to 70 billion parameters costs each of 8 to "
+            "1,024 ranks instead; nothing runs. The options below belong to it, and --page.",
+        ),
+    ] = False,
+    node_link: Annotated[
+        float, typer.Option(help="GB/s that a rank sends to the 7 others of its node.")
+    ] = 300.0,
+    link: Annotated[float, typer.Option(help="GB/s that a rank sends to other nodes.")] = 40.0,
+    matmul: Annotated[float, typer.Option(help="TFLOP/s of a rank's matrix products.")] = 400.0,
 ) -> None:
     """Time the steps of optimizers side by side, or train small tasks with each (--first-try)."""
-    from rootfree_lab.bench import command
+    from rootfree_lab.bench import command, distributed_command
     from rootfree_lab.bench.first_try import command as first_try_command
     from rootfree_lab.exit_codes import with_exit_codes
 
@@ -160,8 +173,16 @@ def bench(
         json=json, jobs=jobs, table_only=table_only, page=page, pack=pack,
     )  # fmt: skip
 
+    planned = distributed_command.Arguments(
+        node=node_link, link=link, matmul=matmul, json=json, page=page
+    )
+
     def work() -> int:
-        command.check_mode(given, tried, first_try=first_try)
+        modes: dict[str, command.Mode]
+        modes = {"": given, "--first-try": tried, "--distributed-model": planned}
+        command.check_modes([False, first_try, distributed_model], modes)
+        if distributed_model:
+            return distributed_command.run(console, planned)
         if first_try:
             return first_try_command.run(console, tried)
         return command.run(console, given)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -31,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rootfree
 from distributed.models import BATCH, data_ranks, weights
 from distributed.same_result import expected_bytes, no_gathering, placed
+from rootfree.placement.local import local
 
 STEPS = 50
 WORLDS = (1, 2, 4)
@@ -48,8 +50,17 @@ class Case(NamedTuple):
     dtype: str
 
 
+class Run(NamedTuple):
+    """What a rank had in the end."""
+
+    weights: dict[str, Tensor]
+    bytes_right: bool  # whether it sent what it must, counted element by element
+    sent: int  # bytes in a step
+    state: int  # bytes of factors and momentum
+
+
 class Deviation(NamedTuple):
-    """How far a rank's weights are from those of one process, and whether it sent what it must."""
+    """How far the ranks' weights are from those of one process, and whether they sent the same."""
 
     largest: dict[str, float]  # by kind
     bytes_right: bool
@@ -140,6 +151,7 @@ def train(model: nn.Module, optimizer: Any, dtype: str, part: tuple[int, int] = 
         optimizer.step()
 
 
+@cache
 def alone(method: str, dtype: str) -> dict[str, Tensor]:
     """What one process gets."""
     model = model_of(dtype)
@@ -153,52 +165,47 @@ def by_kind(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, flo
     return {kind: max(v for name, v in far.items() if name.startswith(kind)) for kind in KINDS}
 
 
-def deviation(case: Case, expected: dict[str, Tensor]) -> Deviation:
-    """Of one rank; parameters must not be gathered."""
+def trained(case: Case) -> Run:
+    """On one rank; parameters must not be gathered."""
     model = wrapped(model_of(case.dtype), case.mode)
     optimizer = METHODS[case.method](model, **placed(case.mode))
     with patch.object(DTensor, "full_tensor", no_gathering):
         train(model, optimizer, case.dtype, data_ranks(case.mode))
-    sent: dict[str, int] = {}
     placing = getattr(optimizer, "_placing", None)  # methods by elements have none
+    sent: dict[str, int] = {}
     for ranks in placing.crews if placing is not None else ():
         sent |= ranks.sent
     wanted = expected_bytes(optimizer) if placing is not None else {}
     right = all(sent.get(what, 0) == STEPS * n for what, n in wanted.items())
-    return Deviation(by_kind(weights(model), expected), right)
+    state = sum(local(t).nbytes for row in optimizer.state.values() for t in floats(row))
+    travelled = sum(sent.get(what, 0) for what in wanted)
+    return Run(weights(model), right, travelled // STEPS, state)
 
 
-def run(turn: int, folder: Path) -> dict[Case, Deviation]:
-    """What `launch.py` calls on every rank."""
-    cases, expected = torch.load(folder / "grid.pt", weights_only=False)
-    found = {}
-    for case in (case for case in cases if case.world == dist.get_world_size()):
+def floats(row: dict[str, Tensor]) -> list[Tensor]:
+    return [t for t in row.values() if t.is_floating_point()]
+
+
+def run(turn: int, folder: Path) -> dict[Case, Run | None]:
+    """What `launch.py` calls on every rank: all cases of this world; None: it failed."""
+    found: dict[Case, Run | None] = {}
+    for case in (case for case in everything() if case.world == dist.get_world_size()):
         try:
-            found[case] = deviation(case, expected[case.method, case.dtype])
+            found[case] = trained(case)
         except Exception:  # the others are still to be run
             traceback.print_exc()
-            found[case] = Deviation(dict.fromkeys(KINDS, math.inf), False)
+            found[case] = None
     return found
 
 
-def deviations(cases: Sequence[Case], folder: Path, *, limit: int) -> dict[Case, Deviation]:
-    """The worst over the ranks, of each case; ranks are started once for each world."""
-    from distributed import launch
-
-    expected = {
-        (method, dtype): alone(method, dtype)
-        for method, dtype in {(case.method, case.dtype) for case in cases}
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save((list(cases), expected), folder / "grid.pt")
-    worlds = tuple(world for world in WORLDS if any(case.world == world for case in cases))
-    found = launch.results("distributed.grid", worlds, folder, limit=limit)
-    worst = {}
-    for case in cases:
-        ranks = [rank[case] for rank in found[worlds.index(case.world)]]
-        largest = {kind: max(each.largest[kind] for each in ranks) for kind in KINDS}
-        worst[case] = Deviation(largest, all(each.bytes_right for each in ranks))
-    return worst
+def deviation(case: Case, ranks: Sequence[Run | None]) -> Deviation:
+    """The worst over the ranks."""
+    expected, there = alone(case.method, case.dtype), [each for each in ranks if each is not None]
+    if len(there) < len(ranks):
+        return Deviation(dict.fromkeys(KINDS, math.inf), False)
+    far = [by_kind(each.weights, expected) for each in there]
+    largest = {kind: max(each[kind] for each in far) for kind in KINDS}
+    return Deviation(largest, all(each.bytes_right for each in there))
 
 
 def round_off(method: str) -> float:
@@ -215,6 +222,27 @@ def everything() -> list[Case]:
         for mode in MODES
         for dtype in DTYPES
     ]
+
+
+#: what the tests run: each mode, each method, and each world at least once
+TOLD = [
+    *[Case(4, "IFShampoo", mode, "fp64") for mode in ("ddp sharded", "fsdp2", "fsdp2+tp")],
+    Case(4, "RFFullAdagrad", "hsdp", "fp64"),
+    Case(4, "IFWhitening with AdamW", "tp", "fp32"),
+    Case(4, "RFAdamW", "fsdp2+tp", "fp64"),
+    Case(2, "IFShampoo", "fsdp2", "fp64"),
+    Case(2, "RFShampoo", "hsdp", "fp32"),
+    Case(2, "IFFullAdagrad", "fsdp2+tp", "fp64"),
+    Case(2, "RFRMSprop", "tp", "fp64"),
+    Case(1, "IFWhitening", "fsdp2+tp", "fp64"),
+    Case(1, "RFAdagrad", "ddp", "fp32"),
+]
+
+
+def told() -> dict[str, dict[Case, Run]]:
+    """Those of this world."""
+    mine = [case for case in TOLD if case.world == dist.get_world_size()]
+    return {"grid": {case: trained(case) for case in mine}}
 
 
 def tables(found: dict[Case, Deviation]) -> str:
@@ -240,8 +268,15 @@ def tables(found: dict[Case, Deviation]) -> str:
 
 
 def main(path: Path) -> None:
+    from distributed import launch
+
     with tempfile.TemporaryDirectory() as there:
-        text = tables(deviations(everything(), Path(there) / "ranks", limit=7200))
+        worlds = launch.results("distributed.grid", WORLDS, Path(there) / "ranks", limit=7200)
+    found = {
+        case: deviation(case, [rank[case] for rank in worlds[WORLDS.index(case.world)]])
+        for case in everything()
+    }
+    text = tables(found)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     print(text)

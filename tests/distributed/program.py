@@ -10,6 +10,7 @@ import pytest
 from distributed import (
     agreement,
     checkpoints,
+    grid,
     laboratory,
     one_rank,
     pages,
@@ -33,6 +34,8 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
         found |= travelling.run()
     if turn == FIRST:
         found |= recording.run()
+    if turn != LAST:
+        found |= grid.told()
     found |= checkpoints.run(turn, folder)
     if turn == SECOND:
         found["undisturbed"] = resuming.trained()

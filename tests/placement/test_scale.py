@@ -1,8 +1,7 @@
-"""What docs/distributed.md says about large models is what the plan gives."""
+"""The plans of large models, and what a forecast says of them."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -27,20 +26,13 @@ def planned(model: str, ranks: int) -> Forecast:
     return forecast([*hidden, *2 * [(vocabulary, d)]], world=ranks, structures=structures)
 
 
-def row(found: Forecast) -> list[str]:
-    """Bytes that a rank sends in a step and those of its factors, on average; imbalance."""
-    sent, factors = (sum(each) / len(each) / 1e6 for each in (found.sent, found.factor_bytes))
-    return [f"{sent:,.0f} MB", f"{factors:,.0f} MB", f"{found.imbalance:.2f}"]
-
-
-@pytest.mark.parametrize(("model", "ranks"), [("1.1B", 8), ("1.1B", 64), ("8B", 1024), ("70B", 64)])
-def test_the_table_of_the_page(model, ranks):
-    text = PAGE.read_text("utf-8")
-    said = re.search(rf"^\| {model} on {ranks:,} \|(.*)\|$", text, re.MULTILINE)
-    assert said is not None
-    found = planned(model, ranks)
-    assert [cell.strip() for cell in said[1].split("|")] == row(found)
-    assert found.imbalance < 1.1
+@pytest.mark.parametrize(
+    ("model", "ranks", "imbalance"), [("8B", 1024, "1.02"), ("70B", 64, "1.05")]
+)
+def test_a_vocabulary_does_not_wreck_the_balance(model, ranks, imbalance):
+    assert f"{planned(model, ranks).imbalance:.2f}" == imbalance
+    said = f"{imbalance} for {model} on {ranks:,} ranks"
+    assert said in PAGE.read_text("utf-8").replace("\n", " ")
 
 
 def test_a_forecast_counts_what_there_is():
@@ -72,8 +64,3 @@ def test_a_forecast_counts_what_there_is():
 def test_a_forecast_refuses(given, message):
     with pytest.raises(ValueError, match=message):
         forecast([(4, 4)], **given)
-
-
-if __name__ == "__main__":
-    for name, count in (("1.1B", 8), ("1.1B", 64), ("8B", 1024), ("70B", 64), ("70B", 1024)):
-        print("|", name, "on", f"{count:,}", "|", " | ".join(row(planned(name, count))), "|")
