@@ -174,7 +174,7 @@ def trained(case: Case) -> Run:
     placing = getattr(optimizer, "_placing", None)  # methods by elements have none
     sent: dict[str, int] = {}
     for ranks in placing.crews if placing is not None else ():
-        sent |= ranks.sent
+        sent |= ranks.traffic.sent
     wanted = expected_bytes(optimizer) if placing is not None else {}
     right = all(sent.get(what, 0) == STEPS * n for what, n in wanted.items())
     state = sum(local(t).nbytes for row in optimizer.state.values() for t in floats(row))

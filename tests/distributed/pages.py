@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed import rendezvous
 
 PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 
@@ -36,7 +35,7 @@ def run(folder: Path) -> dict[str, Any]:
         found_by = (dist.HashStore(), dist.get_rank(), dist.get_world_size())
         with (
             patch.object(dist, "init_process_group", lambda **_: None),
-            patch.object(rendezvous, "rendezvous", lambda _, found_by=found_by: iter([found_by])),
+            patch.object(dist, "rendezvous", lambda _, found_by=found_by: iter([found_by])),
         ):
             exec(compile(source, heading, "exec"), namespace)
         optimizer = namespace["optimizer"]

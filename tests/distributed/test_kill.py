@@ -36,7 +36,7 @@ def torchrun(restarts: int, *command: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr[-4000:]
     assert run.stderr.count("exitcode: -9") == restarts
