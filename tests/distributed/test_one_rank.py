@@ -19,12 +19,12 @@ def test_a_rank_without_others_steps_like_plain_tensors(ranks):  # noqa: F811
     count = len(list(network().parameters()))
     for method, kinds in found["one rank"].items():
         plain = kinds["plain"]
-        assert plain["operations"].total() > 20
         for kind, other in kinds.items():
             assert other["stacks"] == plain["stacks"], (method, kind)
             if method != "kernels":  # addresses decide how many programs these run
                 assert other["operations"] == plain["operations"], (method, kind)
-            assert other["calls"] <= plain["calls"] + FOR_EACH * count + FOR_ALL, (method, kind)
+                assert other["operations"].total() > 20
+                assert other["calls"] <= plain["calls"] + FOR_EACH * count + FOR_ALL, (method, kind)
             for name, weight in plain["weights"].items():
                 assert torch.equal(other["weights"][name], weight), (method, kind, name)
 
@@ -35,6 +35,7 @@ def test_its_checkpoints_are_those_of_many_ranks(ranks):  # noqa: F811
     for method, kinds in found["one rank"].items():
         shared = dict(kinds["fsdp2"]["saved"])
         assert not any(kinds["plain"]["saved"].values())
-        assert shared.pop("step", False) is False
+        steps = [key for key in shared if key.endswith(".step")]  # plain numbers
+        assert not any(shared.pop(key) for key in steps)
         assert all(shared.values()), (method, shared)
         assert len(shared) > 0
