@@ -43,6 +43,7 @@ class RFAdamW(DiagonalOptimizer):
         curvature: where H comes from, as in :class:`rootfree.RFRMSprop`.
         fused: as in :class:`rootfree.RFRMSprop`.
         capturable: as in :class:`rootfree.RFRMSprop`.
+        maximize: as in :class:`rootfree.RFRMSprop`.
         nonfinite: as in :class:`rootfree.RFRMSprop`.
 
     The defaults were chosen like those of :class:`rootfree.RFRMSprop`.
@@ -73,6 +74,9 @@ class RFAdamW(DiagonalOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
         nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())

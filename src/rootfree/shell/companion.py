@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.adamw import adamw
 
-from rootfree.shell.checks import Check, OneOf, Real, averaging_pair, learning_rate
+from rootfree.shell.checks import Check, OneOf, Real, averaging_pair, boolean, learning_rate
 from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.work import GroupMemory, Work
 
@@ -37,6 +37,7 @@ class AdamW:
         "betas": averaging_pair,
         "eps": Real(),
         "weight_decay": Real(),
+        "maximize": boolean,
     }
     #: Those of torch.optim.AdamW, so that a group means the same here and there, whatever step size
     #: the matrices have; weight_decay is the optimizer's, unless the group has its own.
@@ -93,7 +94,7 @@ class AdamW:
                 lr=lr.view(()) if isinstance(lr, Tensor) else lr,
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
-                maximize=False,
+                maximize=False,  # the gradients have the sign already
                 found_inf=work.skip if fused else None,
             )
 

@@ -40,6 +40,7 @@ from rootfree.shell.groups import (
     check_parameters,
 )
 from rootfree.shell.nonfinite import Watch
+from rootfree.shell.options import check_switches
 from rootfree.shell.summary import bytes_of, named_groups, table_of
 from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
 
@@ -82,6 +83,7 @@ class RootFreeOptimizer(Optimizer, ABC):
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
         kernel_devices(given["fused"])  # what is no value of it is refused
+        check_switches(given)
         self._fused, self._capturable = given["fused"], given["capturable"]
         self._watch = Watch(given["nonfinite"], fused=given["fused"])
         if given["curvature"] is not None:
@@ -100,7 +102,7 @@ class RootFreeOptimizer(Optimizer, ABC):
             self._pairs = self._curvature.pairs
         for group in self.param_groups:  # pickled before there were these options
             options = self._of(group).options
-            group.update(dict.fromkeys({*_SWITCHES} & {*options} - {*group}, False))
+            group.update(dict.fromkeys({*_SWITCHES, "maximize"} & {*options} - {*group}, False))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.
@@ -188,7 +190,13 @@ class RootFreeOptimizer(Optimizer, ABC):
         return {**group, **method._checked_options(group)}
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
-        return {name: check(name, group[name]) for name, check in self.options.items()}
+        checked = {name: check(name, group[name]) for name, check in self.options.items()}
+        if checked["maximize"] and self._curvature is not None:
+            raise ValueError(
+                "maximize must be False where a curvature is given, got True: it is the curvature "
+                "of a loss that is minimised. Turn the sign of the loss"
+            )
+        return checked
 
     def _terms(self, group: Group) -> Any:
         """B; 1 where it is not asked for."""
@@ -246,13 +254,19 @@ class RootFreeOptimizer(Optimizer, ABC):
             self._curvature.ask(asked, self._blocks_here)
         for w in work:
             if acts:
-                self._of(w.group)._update(w)
+                self._act(w)
             w.gs = []
         if acts:
             self._end_step(work)
         if self._curvature is not None:
             self._curvature.done()
         return loss
+
+    def _act(self, work: Work) -> None:
+        """Update what the work names, down the gradients or up."""
+        if work.group["maximize"]:
+            work.gs = list(torch._foreach_neg(work.gs))
+        self._of(work.group)._update(work)
 
     @property
     def skipped_steps(self) -> int:
@@ -321,6 +335,10 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def _remember(self, group: Group) -> GroupMemory:
         params = list(group["params"])
+        # Frameworks replace parameters by their shards: what is in no group has no state.
+        known = {p for each in self.param_groups for p in each["params"]}
+        for p in [p for p in self.state if isinstance(p, Tensor) and p not in known]:
+            del self.state[p]
         for p in params:
             self.state[p] = bring_state(self, p, group)
         places = [(p.device, p.dtype, p.shape) for p in params]
@@ -386,6 +404,13 @@ class RootFreeOptimizer(Optimizer, ABC):
         super().zero_grad(set_to_none)
         if self._batch_counter is not None:
             self._batch_counter.reset()
+
+    @_disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """The checkpoint, as in torch.optim."""
+        for group in self.param_groups:  # parameters may have been replaced
+            self._memory_of(group)
+        return super().state_dict()
 
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
