@@ -75,10 +75,16 @@ def test_a_pair_of_names_is_a_tuple_of_names():
     assert structure_option("structure", ("dense", "diagonal")) == ("dense", "diagonal")
 
 
-def test_a_diagonal_axis_is_never_cut():
+def test_a_diagonal_axis_is_cut_into_longer_pieces():
+    """A block then costs what one with two dense factors does. All diagonal: it is whole."""
     assert described((3000, 2048), structure=("diagonal", "dense")) == [
-        (2, ["diagonal 3000", "dense 1024"])
+        (2, ["diagonal 1504", "dense 1024"]),
+        (2, ["diagonal 1496", "dense 1024"]),
     ]
+    assert described((3000, 2048), structure="diagonal") == [
+        (1, ["diagonal 3000", "diagonal 2048"])
+    ]
+    assert described((3000,), structure="auto") == [(1, ["diagonal 3000"])]
 
 
 @settings(max_examples=60)

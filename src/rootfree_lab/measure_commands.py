@@ -11,6 +11,7 @@ import typer
 from rootfree_lab.loading_torch import loading_torch
 
 _tried = partial(typer.Option, rich_help_panel="With --first-try")
+_planned = partial(typer.Option, rich_help_panel="With --distributed-model")
 
 
 def _claims() -> list[str]:
@@ -160,6 +161,19 @@ def bench(
     pack: Annotated[
         Path | None, _tried(help="Only write the folder for --data, from the cache (and --data).")
     ] = None,
+    distributed_model: Annotated[
+        bool,
+        _planned(
+            "--distributed-model",
+            help="Count what a step of models of 1 to 70 billion parameters costs each of 8 to "
+            "1,024 ranks instead; nothing runs. --json and --page belong to it too.",
+        ),
+    ] = False,
+    node_link: Annotated[
+        float, _planned(help="GB/s that a rank sends to the 7 others of its node.")
+    ] = 300.0,
+    link: Annotated[float, _planned(help="GB/s that a rank sends to other nodes.")] = 40.0,
+    matmul: Annotated[float, _planned(help="TFLOP/s of a rank's matrix products.")] = 400.0,
 ) -> None:
     """Time the steps of optimizers side by side: time, memory, rates, floors.
 
@@ -171,9 +185,10 @@ def bench(
       rootfree bench --model resnet34 --optimizer 'IFShampoo*' --turns 3
       rootfree bench --iteration vit_tiny --batch 64 --json steps.json
       rootfree bench --first-try --tasks cnn_digits --seeds 1
+      rootfree bench --distributed-model --link 100
     """
     with loading_torch():
-        from rootfree_lab.bench import command
+        from rootfree_lab.bench import command, distributed_command
         from rootfree_lab.bench.first_try import command as first_try_command
     from rootfree_lab.commands import console
     from rootfree_lab.exit_codes import with_exit_codes
@@ -189,8 +204,16 @@ def bench(
         json=json, jobs=jobs, table_only=table_only, tuned=tuned, page=page, pack=pack,
     )  # fmt: skip
 
+    planned = distributed_command.Arguments(
+        node=node_link, link=link, matmul=matmul, json=json, page=page
+    )
+
     def work() -> int:
-        command.check_mode(given, tried, first_try=first_try)
+        modes: dict[str, command.Mode]
+        modes = {"": given, "--first-try": tried, "--distributed-model": planned}
+        command.check_modes([False, first_try, distributed_model], modes)
+        if distributed_model:
+            return distributed_command.run(console, planned)
         if first_try:
             return first_try_command.run(console, tried)
         return command.run(console, given)

@@ -163,7 +163,7 @@ def start(mode: str, device: torch.device, *, batch_size: int) -> tuple[Ranks, t
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        _connect("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     world = dist.get_world_size()
     if batch_size % world:
         raise ConfigError(
@@ -172,6 +172,19 @@ def start(mode: str, device: torch.device, *, batch_size: int) -> tuple[Ranks, t
     if mode == "hsdp" and world % 2:
         raise ConfigError(f"train.parallel = 'hsdp' needs an even number of ranks, got {world}")
     return Ranks(mode, dist.get_rank(), world, dist.group.WORLD), device
+
+
+def _connect(backend: str) -> None:
+    """Meet the other ranks of this start.
+
+    When torchrun starts ranks again, its store may still have the addresses of the dead.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, world = next(rendezvous("env://"))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    mine = dist.PrefixStore(f"start {start}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=mine, rank=rank, world_size=world)
 
 
 def speaks() -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 
 import rootfree
@@ -19,10 +22,11 @@ from distributed.models import MODES, data_ranks, network, train
 UNEQUAL = (1, 3, 0, 4)
 
 
-def run() -> dict[str, Any]:
+def run(folder: Path) -> dict[str, Any]:
     rank = dist.get_rank()
     found: dict[str, Any] = {"batch sizes": batch_sizes(rank)}
-    found["errors"] = {name: error_of(case, rank) for name, case in CASES.items()}
+    cases = {**CASES, "missing shard": partial(missing_shard, folder / "missing shard")}
+    found["errors"] = {name: error_of(case, rank) for name, case in cases.items()}
     dist.barrier()
     # The last thing that happens: nothing can follow.
     optimizer = sharded()
@@ -80,6 +84,50 @@ def other_options(rank: int) -> None:
     sharded(damping=1e-3 if rank == 3 else 1e-4)
 
 
+def one_more_parameter(rank: int) -> None:
+    sharded(((6, 4), (5,), *[(3, 3)] * (rank == 2)))
+
+
+def other_names(rank: int) -> None:
+    """The same shapes in another order."""
+    names = ["a", "b"] if rank != 1 else ["b", "a"]
+    if_shampoo(
+        [(name, nn.Parameter(torch.ones(3, 3))) for name in names], placement=rootfree.Sharded()
+    )
+
+
+def bad_option(rank: int) -> None:
+    """One rank finds it out by itself; the others would wait for it."""
+    sharded(damping=-1.0 if rank == 3 else 1e-4)
+
+
+def bad_option_of_shards(rank: int) -> None:
+    model = MODES["fsdp2"](network())
+    if_shampoo(model.parameters(), batch_size=0 if rank == 1 else 8)
+
+
+def other_replicas(rank: int) -> None:
+    sharded(placement=rootfree.Sharded(replicas=2 if rank == 0 else None))
+
+
+def missing_shard(folder: Path, rank: int) -> None:
+    """A file of the checkpoint is gone."""
+    model = MODES["fsdp2"](network())
+    optimizer = if_shampoo(model.parameters())
+    train(model, optimizer, range(1), part=data_ranks("fsdp2"))
+    checkpoint.save({"optimizer": optimizer.state_dict()}, checkpoint_id=folder)
+    dist.barrier()
+    if rank == 0:
+        next(folder.glob("__2_*.distcp")).unlink()
+    dist.barrier()
+    before = rootfree.full_state_dict(optimizer)["state"]
+    try:
+        checkpoint.load({"optimizer": optimizer.state_dict()}, checkpoint_id=folder)
+    finally:
+        after = rootfree.full_state_dict(optimizer)["state"]
+        assert all(torch.equal(t, after[n][k]) for n, row in before.items() for k, t in row.items())
+
+
 def one_more_group(rank: int) -> None:
     optimizer = sharded()
     if rank == 0:
@@ -127,10 +175,12 @@ def three_replicas(rank: int) -> None:
     sharded(placement=rootfree.Sharded(replicas=3))
 
 
-def given_curvature(rank: int) -> None:
-    model = MODES["fsdp2"](network())
-    recorder = rootfree.HutchinsonDiagonal(network())
-    rootfree.IFShampoo(model.parameters(), batch_size=8, curvature=recorder)
+def split_layers(rank: int) -> None:
+    rootfree.KFACRecorder(MODES["fsdp2+tp"](network()))
+
+
+def second_derivatives(rank: int) -> None:
+    rootfree.HutchinsonDiagonal(MODES["fsdp2"](network()))
 
 
 def joint_pairs(rank: int) -> None:
@@ -139,12 +189,40 @@ def joint_pairs(rank: int) -> None:
     if_shampoo(model.parameters(), curvature=recorder, placement=rootfree.Sharded())
 
 
+def joint_shards(rank: int) -> None:
+    model = MODES["fsdp2"](network())
+    if_shampoo(model.parameters(), curvature=rootfree.KFACRecorder(model))
+
+
+def recorded(rank: int, *, recording: bool, weight: float) -> None:
+    model = MODES["fsdp2"](network())
+    recorder = rootfree.KFACRecorder(model, joint=False, loss="mse")
+    optimizer = if_shampoo(model.parameters(), curvature=recorder)
+    with recorder.when(recording):
+        z = model(torch.ones(2, 1, 4, 4, dtype=torch.float64))
+        recorder.backward(weight * z.square().mean(), z)
+    optimizer.step()
+
+
+def recorded_elsewhere(rank: int) -> None:
+    recorded(rank, recording=rank != 1, weight=1.0)
+
+
+def no_average(rank: int) -> None:
+    recorded(rank, recording=True, weight=4.0 if rank == 3 else 1.0)
+
+
 CASES: dict[str, Callable[[int], Any]] = {
     "other rate": other_rate, "other shapes": other_shapes, "other options": other_options,
+    "one more parameter": one_more_parameter, "other names": other_names,
+    "bad option": bad_option, "bad option of shards": bad_option_of_shards,
+    "other replicas": other_replicas,
     "one more group": one_more_group, "one more step": one_more_step,
     "save or step": save_or_step, "missing state": missing_state, "other state": other_state,
     "too small a mesh": too_small_a_mesh, "three replicas": three_replicas,
-    "given curvature": given_curvature, "joint pairs": joint_pairs,
+    "split layers": split_layers, "second derivatives": second_derivatives,
+    "joint pairs": joint_pairs, "joint shards": joint_shards,
+    "recorded elsewhere": recorded_elsewhere, "no average": no_average,
 }  # fmt: skip
 
 
@@ -153,6 +231,6 @@ def error_of(case: Callable[[int], Any], rank: int) -> tuple[str, str, float]:
     start = time.perf_counter()
     try:
         case(rank)
-    except Exception as error:
+    except (Exception, checkpoint.CheckpointException) as error:  # the latter is no Exception
         return type(error).__name__, str(error), time.perf_counter() - start
     return "none", "", time.perf_counter() - start

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from rootfree_lab.config import Config
@@ -13,30 +14,35 @@ from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.records import read_records
 from rootfree_lab.stopping import Interrupted
 from rootfree_lab.training import records_path, train
+from rootfree_lab.weights import weights_path
 
 OPTIMIZERS = {
     "IFWhitening": {"name": "IFWhitening", "lr": 2e-3},
     "AdamW": {"name": "AdamW", "lr": 1e-3},
 }
 STEPS = 6
+UNDISTURBED = "laboratory-undisturbed"
+
+
+def tables(optimizer: str, parallel: str, **changed: Any) -> dict[str, Any]:
+    """A config as it is written."""
+    return {
+        "data": {"name": "digits", "limit": 160},
+        "model": {"name": "small_cnn"},
+        "optimizer": OPTIMIZERS[optimizer],
+        "train": {
+            "steps": STEPS,
+            "batch_size": 32,
+            "device": "cpu",
+            "eval_every": 3,
+            "parallel": parallel,
+            **changed,
+        },
+    }
 
 
 def config(optimizer: str, parallel: str, **changed: Any) -> Config:
-    return config_from(
-        {
-            "data": {"name": "digits", "limit": 160},
-            "model": {"name": "small_cnn"},
-            "optimizer": OPTIMIZERS[optimizer],
-            "train": {
-                "steps": STEPS,
-                "batch_size": 32,
-                "device": "cpu",
-                "eval_every": 3,
-                "parallel": parallel,
-                **changed,
-            },
-        }
-    )
+    return config_from(tables(optimizer, parallel, **changed))
 
 
 class AfterFour:
@@ -51,9 +57,25 @@ class AfterFour:
         return 15 if self.asked == 4 and dist.get_rank() == 1 else None
 
 
+def saved() -> dict[str, Any]:
+    """With a checkpoint after every step, and the weights in the end."""
+    output = {"checkpoint_minutes": 0, "weights": True}
+    return {**tables("IFWhitening", "fsdp2"), "output": output}
+
+
+def undisturbed(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of the run of test_kill.py, without a kill."""
+    settings = config_from(saved())
+    train(settings, out=folder)
+    dist.barrier()
+    return torch.load(weights_path(folder, settings))
+
+
 def run(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     world = dist.get_world_size()
+    if world == 2:
+        found[UNDISTURBED] = undisturbed(folder / UNDISTURBED)
     for name in OPTIMIZERS:
         out = folder / f"laboratory-{name}"
         if world == 4:

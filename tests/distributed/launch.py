@@ -20,17 +20,19 @@ import torch
 import torch.distributed as dist
 
 TESTS = Path(__file__).parents[1]
-LIMIT = 300  # seconds, far more than it takes
+LIMIT = 900  # seconds, far more than it takes
 
 
-def results(module: str, worlds: tuple[int, ...], folder: Path) -> list[list[Any]]:
+def results(
+    module: str, worlds: tuple[int, ...], folder: Path, *, limit: int = LIMIT
+) -> list[list[Any]]:
     """What every rank returned, by turn; of several test processes the first one starts them."""
     folder.mkdir(parents=True, exist_ok=True)
     done = folder / "done"
     try:
         (folder / "begun").touch(exist_ok=False)
     except FileExistsError:
-        for _ in range(LIMIT):
+        for _ in range(limit):
             if done.exists():
                 break
             time.sleep(1)
@@ -44,7 +46,7 @@ def results(module: str, worlds: tuple[int, ...], folder: Path) -> list[list[Any
             "TRITON_INTERPRET": "1",  # kernels run on a CPU for those who insist
         }
         run = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT
+            command, env=environment, capture_output=True, text=True, check=False, timeout=limit
         )
         done.write_text(run.stderr if run.returncode else "")
     assert done.read_text() == "", done.read_text()[-6000:]

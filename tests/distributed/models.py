@@ -98,7 +98,7 @@ def data_ranks(mode: str) -> tuple[int, int]:
     if mode == "tp":
         return 0, 1
     if mode == "fsdp2+tp":
-        return rank // 2, world // 2
+        return rank // 2, max(world // 2, 1)
     return rank, world
 
 

@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from distributed import agreement, checkpoints, laboratory, pages, resuming, same_result
+from distributed import (
+    agreement,
+    checkpoints,
+    grid,
+    laboratory,
+    one_rank,
+    pages,
+    recording,
+    resuming,
+    same_result,
+    travelling,
+)
 from distributed.launch import results
 
 #: checkpoints travel from world to world
@@ -20,12 +31,19 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
     if turn in (FIRST, SECOND):
         found |= same_result.run()
         found |= laboratory.run(folder)
+        found |= travelling.run()
+    if turn == FIRST:
+        found |= recording.run()
+    if turn != LAST:
+        found |= grid.told()
     found |= checkpoints.run(turn, folder)
     if turn == SECOND:
         found["undisturbed"] = resuming.trained()
+    if turn == THIRD:
+        found |= one_rank.run()
     if turn == LAST:
         found |= pages.run(folder)
-        found |= agreement.run()
+        found |= agreement.run(folder)
     return found
 
 

@@ -1,6 +1,7 @@
 """A training that survives the death of a rank; started by torchrun in test_kill.py.
 
-Argument: the folder of checkpoints. At the first start rank 1 dies in the middle of a step.
+Argument: the folder of checkpoints. At the first start rank 1 dies in the middle of a step, at the
+second one while it writes its part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -54,6 +55,16 @@ def dying(self: PlacedStack, *arguments: Any) -> None:
 
 descend, dying.steps = PlacedStack.descend_, 0
 
+
+def dying_in_save(descriptor: int) -> None:
+    """The end of writing a part of a checkpoint, which rank 1 does not come to."""
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    to_disk(descriptor)
+
+
+to_disk = os.fsync
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     # By files: after a restart torchrun's store may still have the addresses of the dead.
@@ -63,6 +74,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
     if start == "0":
         PlacedStack.descend_ = dying
+    elif start == "1":
+        os.fsync = dying_in_save  # DCP calls it for every file that it has written
     found = trained(Path(sys.argv[1]))
     if dist.get_rank() == 0:
         torch.save(found, Path(sys.argv[1]) / "weights.pt")

@@ -14,9 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import rootfree
 from distributed import methods
 from distributed.models import (
-    BATCH,
     MODES,
-    batch,
     data_ranks,
     full,
     network,
@@ -56,8 +54,14 @@ def placed(mode: str) -> dict[str, Any]:
 
 def alone(method: str, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     """What one process gets."""
+    return alone_for(method, STEPS, dtype)
+
+
+def alone_for(
+    method: str, steps: range, dtype: torch.dtype = torch.float64
+) -> dict[str, torch.Tensor]:
     model = network(dtype)
-    train(model, made(method, model), STEPS)
+    train(model, made(method, model), steps)
     return weights(model)
 
 
@@ -75,7 +79,6 @@ def run() -> dict[str, Any]:
         found["kernels"] = kernels("sharded")
         found["copy"] = copied()
         found["not finite"] = not_finite()
-        found["KFAC"] = kfac("ddp sharded")
     return found
 
 
@@ -91,7 +94,7 @@ def trained(method: str, mode: str, dtype: torch.dtype = torch.float64) -> dict[
     found = {"weights": weights(model), "summary": optimizer.summary()}
     if method == "IFShampoo":
         (ranks,) = optimizer._placing.crews or [None]
-        found["sent"] = {} if ranks is None else dict(ranks.sent)
+        found["sent"] = {} if ranks is None else dict(ranks.traffic.sent)
         found["expected"] = expected_bytes(optimizer)
     return found
 
@@ -217,25 +220,6 @@ def kernels(kind: str) -> tuple[list[torch.Tensor], dict[int, Any], bool]:
     saved = rootfree.full_state_dict(optimizer)["state"]
     in_halves = any("upper" in key for row in optimizer.state.values() for key in row)
     return [full(p) for p in params], saved, in_halves
-
-
-def kfac(mode: str) -> dict[str, torch.Tensor]:
-    """A given curvature: all ranks record it, owners use that of their blocks."""
-    inner = network()
-    inner.unused = None  # a recorder wants to see every layer
-    recorder = rootfree.KFACRecorder(inner, joint=False)
-    model = inner if mode == "alone" else MODES[mode](inner)
-    options = {"curvature": recorder, "riemannian_momentum": 0.0, **placed(mode)}
-    optimizer = methods.if_shampoo(inner.parameters(), **options)
-    number, count = (0, 1) if mode == "alone" else data_ranks(mode)
-    for step in STEPS:
-        x, y = batch(step)
-        rows = slice(number * BATCH // count, (number + 1) * BATCH // count)
-        optimizer.zero_grad()
-        with recorder:
-            nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-    return weights(inner)
 
 
 def not_finite() -> dict[str, tuple[bool, int]]:

@@ -16,6 +16,15 @@ SAID = {
     "0 and 0.2 on rank 2",
     "other shapes": "shape, dtype, device and blocks of parameter 1 must be the same",
     "other options": "damping must be the same on all ranks, got 0.0001 on rank 0 and 0.001 on",
+    "one more parameter": "the number of parameters must be the same on all ranks, got 2 on rank 0 "
+    "and 3 on rank 2",
+    "other names": "the names of the parameters must be the same on all ranks, got ['a', 'b'] on "
+    "rank 0 and ['b', 'a'] on rank 1",
+    "bad option": "damping must be in [0, inf), got -1.0",
+    "bad option of shards": "batch_size must be a positive integer, got 0",
+    "other replicas": "placement must be the same on all ranks, got 'Sharded(replicas=2)' on rank "
+    "0 and 'Sharded(replicas=None)' on rank 1",
+    "missing shard": "__2_0.distcp",
     "one more group": "not at the same point of the program (rank 0: adding a parameter group, "
     "rank 1: step()",
     "one more step": "step of parameter group 0 must be the same on all ranks",
@@ -24,8 +33,12 @@ SAID = {
     "other state": "'block0.factor0' of a parameter of shape (6, 4) has shape (1, 7, 7), but must",
     "too small a mesh": "the mesh must cover the parameters",
     "three replicas": "replicas must divide the number of ranks, 4, got 3",
-    "given curvature": "curvature must be None for sharded parameters",
-    "joint pairs": "placement must be None where the curvature treats a weight and its bias as one",
+    "split layers": "parameter wide.weight is split by tensor parallelism",
+    "second derivatives": "HutchinsonDiagonal differentiates twice, which FSDP2 does not support",
+    "joint pairs": "curvature must not treat a weight and its bias as one matrix where ranks share",
+    "joint shards": "curvature must not treat a weight and its bias as one matrix where ranks sha",
+    "recorded elsewhere": "has recorded no backward pass since the last step",
+    "no average": "says that the loss is an average, but its gradient is at least 2 times that",
     "a destroyed process group": "needs the process group, which was destroyed",
 }
 

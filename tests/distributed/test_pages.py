@@ -11,6 +11,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_script_trains(ranks):  # noqa: F811
-    assert len(scripts()) == 6
+    assert len(scripts()) == 8
     for rank in ranks[LAST]:
         assert rank["pages"] == {heading: ({3}, True) for heading in scripts()}

@@ -126,13 +126,6 @@ def test_directions_by_kernels(found):
     assert any(rank["kernels"][2] for rank in found[4])
 
 
-def test_a_given_curvature(found):
-    expected, start = same_result.kfac("alone"), weights(network())
-    assert difference(start, expected) > 1e-3
-    for rank in found[4]:
-        assert difference(rank["KFAC"], expected) < 1e-10
-
-
 def test_what_is_not_finite_on_one_rank_is_left_out_on_all(found):
     for rank in found[4]:
         assert rank["not finite"] == {"IFShampoo": (True, 1), "RFRMSprop": (True, 1)}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootfree.placement.boxes import part, size_of, whole
-from rootfree.placement.owners import SLACK, Block, assign, flops
+from rootfree.placement.owners import SLACK, Block, Holdings, assign, flops
 from rootfree.placement.routes import make_route
 from rootfree.structures import Dense, Diagonal
 
@@ -70,7 +70,7 @@ def block(n, cost, box=((0, 4), (0, 4))):
 
 def test_the_holder_of_most_of_a_block_owns_it():
     held = {0: [(0, ((0, 1), (0, 4))), (1, ((1, 4), (0, 4)))], 1: [(0, ((0, 4), (0, 4)))]}
-    owners, load = assign([block(0, 2.0), block(1, 2.0)], held, [0.0, 0.0])
+    owners, load = assign([block(0, 2.0), block(1, 2.0)], Holdings(held), [0.0, 0.0])
     assert owners == [1, 0]
     assert load == [2.0, 2.0]
 
@@ -80,7 +80,7 @@ def test_loads_are_even(costs, world):
     """Whatever is held where: no load is far above the mean, but for a block's own cost."""
     held = {n: [(0, ((0, 4), (0, 4)))] for n in range(len(costs))}  # rank 0 has everything
     blocks = [block(n, cost) for n, cost in enumerate(costs)]
-    owners, load = assign(blocks, held, [0.0] * world)
+    owners, load = assign(blocks, Holdings(held), [0.0] * world)
     by_owner = [
         sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank)
         for rank in range(world)

@@ -182,7 +182,7 @@ def test_a_sum_of_squares_that_is_said_to_be_an_average_is_refused() -> None:
             with recorder:
                 z = model(batch()[0])
                 recorder.backward(function(z, y, reduction=reduction), z)
-            recorder._trusted.clear()
+            recorder._scale._trusted.clear()
             if fine:
                 assert recorder.of(model[4].weight, batch_size=z.numel()) is not None
             else:
@@ -198,7 +198,7 @@ def test_smoothed_labels_weights_and_regularisers_raise_no_false_alarm() -> None
             z = model(x)
             loss = nn.functional.cross_entropy(z, y, label_smoothing=smoothing)
             recorder.backward(loss + extra * model[4].weight.square().sum(), z)
-        recorder._trusted.clear()
+        recorder._scale._trusted.clear()
         assert recorder.of(model[4].weight, batch_size=N) is not None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from rootfree.curvature.diagonal import DiagonalCurvature
 from rootfree.curvature.kronecker import KroneckerCurvature
 from rootfree.curvature.outer_products import SumOfOuterProducts
 from rootfree.curvature.protocol import Curvature, ParameterCurvature
-from rootfree.curvature.stacking import BlockCurvature, blocks_of
+from rootfree.curvature.stacking import BlockCurvature, blocks_of, cut_out
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
 
@@ -31,6 +31,7 @@ class CurvatureSource:
         self._curvature = curvature
         self.pairs = JointPairs(curvature.joint())
         self._answers: dict[Tensor, ParameterCurvature | None] = {}
+        self._cuts: dict[tuple[Tensor, Tile], tuple[Tile, SumOfOuterProducts]] = {}
 
     @_disable_dynamo
     def check(self, params: Sequence[Tensor]) -> None:
@@ -39,40 +40,66 @@ class CurvatureSource:
             self._curvature.check(params)
 
     @_disable_dynamo
-    def ask(self, params: Iterable[tuple[Tensor, int]]) -> None:
-        """Get H of parameters with their B, and look at its form before anything changes."""
+    def ask(
+        self,
+        params: Iterable[tuple[Tensor, int]],
+        blocks_here: Callable[[Tensor], Sequence[Tile] | None],
+    ) -> None:
+        """Get H of parameters with their B, and look at its form before anything changes.
+
+        `blocks_here`: where ranks share the blocks of a parameter, those that are owned here.
+        """
+        self._answers, self._cuts = {}, {}
         answers: dict[Tensor, ParameterCurvature | None] = {}
         for p, B in params:
             p = self.pairs.owner(p)
             if p not in answers:
                 H = self._curvature.of(p, batch_size=B)
+                # V may be gathered from all ranks: now, as later only owners ask for it.
+                V = H.V if isinstance(H, SumOfOuterProducts) else None
                 _check_form(H, p, self.pairs.shape_of(p))
                 answers[p] = H
+                if V is not None:
+                    self._cuts |= {(p, tile): cut_out(tile, V) for tile in blocks_here(p) or ()}
         self._answers = answers
 
     @_disable_dynamo
     def done(self) -> None:
         """The step is over; what was recorded for it is no longer needed."""
-        refreshed, self._answers = bool(self._answers), {}
+        refreshed, self._answers, self._cuts = bool(self._answers), {}, {}
         if refreshed:
             self._curvature.used()
 
     def blocks(self, tiles: Iterable[tuple[Tensor, Tile]], G: Tensor, *, B: int) -> BlockCurvature:
         """H of the stack of these parameters' tiles with gradients G."""
-        return blocks_of([(tile, self._answers[p]) for p, tile in tiles], G, B=B)
+        given = [self._cuts.get((p, tile)) or (tile, self._answers[p]) for p, tile in tiles]
+        return blocks_of(given, G, B=B)
 
     @_disable_dynamo
-    def diagonals(self, ps: Sequence[Tensor], gs: Sequence[Tensor], *, B: int) -> list[Tensor]:
-        """diag(H) in the shapes of the parameters; B·g² where H is not known."""
+    def diagonals(
+        self,
+        params: Sequence[Tensor],
+        gs: Sequence[Tensor],
+        offsets: Sequence[Sequence[int] | None],
+        *,
+        B: int,
+    ) -> list[Tensor]:
+        """diag(H) in the shapes of the gradients; B·g² where H is not known.
+
+        `offsets`: where gradients that are parts of their parameters' begin in these.
+        """
         result = []
-        for p, g in zip(ps, gs, strict=True):
+        for p, g, at in zip(params, gs, offsets, strict=True):
             owner = self.pairs.owner(p)
             H = self._answers[owner]
             if H is None:
                 result.append(B * g.square())
             else:
                 h = H.diagonal().to(g.dtype).reshape(self.pairs.shape_of(owner))
-                result.append(self.pairs.part_of(h, p))
+                h = self.pairs.part_of(h, p)
+                for axis, start in enumerate(at or ()):
+                    h = h.narrow(axis, min(start, h.shape[axis]), g.shape[axis])
+                result.append(h)
         return result
 
 
@@ -99,7 +126,7 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
     for t in tensors:
         if not torch.is_floating_point(t):
             raise TypeError(f"{what} must be of a real floating-point dtype, got {t.dtype}")
-        if hasattr(t, "full_tensor") != hasattr(p, "full_tensor"):
-            raise TypeError(f"{what} must be sharded (a DTensor) if and only if the parameter is")
+        if hasattr(t, "full_tensor"):
+            raise TypeError(f"{what} must be whole and the same on every rank, got a DTensor")
         if t.device != p.device:
             raise ValueError(f"{what} must be on {p.device}, got {t.device}")

@@ -120,6 +120,13 @@ def _grid_of_many(tile: Tile, V: Tensor) -> Tensor:
     return many.grid(V).squeeze(0).movedim(len(tile.counts), -1)
 
 
+def cut_out(tile: Tile, V: Tensor) -> tuple[Tile, SumOfOuterProducts]:
+    """The part of V (r, *parameter) in a tile of one block, with a tile that is all of it."""
+    block = _grid_of_many(tile, V).movedim(-1, 0).reshape(len(V), *tile.sizes)
+    one = (1,) * len(tile.sizes)
+    return Tile(tile.sizes, (0,) * len(one), one, tile.sizes), SumOfOuterProducts(block.clone())
+
+
 @dataclass(frozen=True)
 class MixedCurvature:
     """Curvature of several forms in one stack: the rows of the stack, and what is theirs."""

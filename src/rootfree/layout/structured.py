@@ -9,6 +9,10 @@ from typing import Any
 from rootfree.layout.tiles import Tile, axes_of, tiles_of
 from rootfree.structures import BlockDiagonal, Dense, Diagonal, Structure, make_structure
 
+# A diagonal axis beside a dense one is cut to so many block sizes. A block then costs about what
+# one with two dense factors does, and ranks can share a vocabulary evenly.
+_DIAGONAL_BLOCKS = 2
+
 _ALLOWED = (
     "'auto', a structure's name, a tuple of names (one per axis), or a dict from the number of "
     "axes to either"
@@ -68,11 +72,15 @@ def structured_tiles(
     """Tiles of a parameter of this shape, with the structure of each axis.
 
     Without a block size nothing is merged or cut. A diagonal factor is as cheap as the axis is
-    long, so its axis is never cut.
+    long, but the products along the other axes are not: beside another structure its axis is cut
+    too, into longer pieces. Where all factors are diagonal nothing is.
     """
     axes = axes_of(shape, merge_up_to=block_size)
     names = _names(structure, axes)
-    cuts = [None if name == "diagonal" else block_size for name in names]
+    longer = None
+    if block_size is not None and any(name != "diagonal" for name in names):
+        longer = _DIAGONAL_BLOCKS * block_size
+    cuts = [longer if name == "diagonal" else block_size for name in names]
     return [
         (tile, tuple(make_structure(name, d) for name, d in zip(names, tile.sizes, strict=True)))
         for tile in tiles_of(axes, cuts)

@@ -99,7 +99,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
         if self._curvature is None:
             accumulate_squares_(ss, gs, beta2=beta2, B=B, gamma=gamma)
         else:
-            hs = self._curvature.diagonals(work.ps, gs, B=B)
+            hs = self._curvature.diagonals(work.params, gs, work.offsets, B=B)
             accumulate_(ss, hs, beta2=beta2, gamma=gamma)
 
     def _rates(self, group: Group) -> dict[str, float]:

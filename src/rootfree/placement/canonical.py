@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rootfree.placement.boxes import Box, part, shape_of, size_of, view_boxes, whole
 from rootfree.placement.exchange import move
+from rootfree.placement.gathering import gathers, whole_tensor
 from rootfree.placement.homes import Home, shard_axis, tile_number
 from rootfree.placement.local import is_sharded, local, offsets_and_shape
 from rootfree.placement.routes import Places, make_route
@@ -183,10 +184,7 @@ def _exchange(moves: Sequence[tuple[Entry, Places, Places, Boxes, Boxes]]) -> No
         )
         have = {(n, box): t for n in members for box, t in moves[n][3].items()}
         want = {(n, box): t for n in members for box, t in moves[n][4].items()}
-        move(
-            route, have, want, dtype=dtype, device=device, group=ranks.group, sent=ranks.sent,
-            what="checkpoints",
-        )  # fmt: skip
+        move(route, have, want, dtype=dtype, device=device, group=ranks.group)
 
 
 def _assembled(entry: Entry, shard: Tensor) -> Any:
@@ -202,11 +200,11 @@ def _shard(entry: Entry, given: Any) -> Tensor:
     """This rank's shard of a checkpoint's tensor."""
     if is_sharded(given):
         mesh, placements = entry.placements()
-        if given.device_mesh == mesh:
-            same = list(given.placements) == placements
+        same = list(given.placements) == placements
+        if given.device_mesh == mesh and (same or gathers(given)):
             given = given if same else given.redistribute(mesh, placements)
             return local(given).to(entry.owners_part.dtype).contiguous()
-        given = given.full_tensor()
+        given = whole_tensor(given)
     box = entry.shards[entry.home.ranks.me]
     return part(given, whole(entry.shape), box).to(entry.owners_part.dtype).contiguous()
 
@@ -218,7 +216,7 @@ def placed_like(mine: Any, given: Any) -> Any:
     if is_sharded(given):
         if is_sharded(mine) and mine.device_mesh == given.device_mesh:
             return given
-        given = given.full_tensor()
+        given = whole_tensor(given)
     if not is_sharded(mine):
         return given
     from torch.distributed.tensor import DTensor

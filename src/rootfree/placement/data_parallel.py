@@ -11,6 +11,7 @@ from torch import nn
 
 from rootfree.placement.local import is_sharded
 from rootfree.placement.processes import host_group, initialised, ranks_of_mesh
+from rootfree.placement.unsharded import fsdp_groups
 
 #: the loss terms of a step, given those that were counted here
 Total = Callable[[int], int]
@@ -55,15 +56,10 @@ def data_parallel_ranks(model: nn.Module, given: Any = None) -> list[int]:
         return sorted(given.mesh.flatten().tolist())
     if given is not None:
         return list(distributed.get_process_group_ranks(given))
-    modules: list[Any] = list(model.modules())
-    for module in modules:
-        # Not public, but nothing else knows which axes of a mesh are data-parallel; pinned by a
-        # test.
-        if hasattr(module, "_get_fsdp_state"):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                info = group.mesh_info
-                dims = {info.shard_mesh_dim, info.replicate_mesh_dim} - {None}
-                return ranks_of_mesh(info.mesh, dims)
+    for group in fsdp_groups(model):
+        info = group.mesh_info
+        dims = {info.shard_mesh_dim, info.replicate_mesh_dim} - {None}
+        return ranks_of_mesh(info.mesh, dims)
     params: list[Any] = list(model.parameters())
     meshes = [p.device_mesh for p in params if is_sharded(p)]
     if not meshes:

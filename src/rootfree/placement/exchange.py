@@ -6,7 +6,8 @@ memory; a step makes one view for each piece and copies them all at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from rootfree.placement.boxes import Box, part, shape_of, size_of
 from rootfree.placement.processes import exchange_device
 from rootfree.placement.routes import Key, Leg, Route
+from rootfree.placement.traffic import Traffic
 
 
 class Shadow(NamedTuple):
@@ -59,10 +61,13 @@ class Exchange:
         self, route: Route, have: Shadows, want: Shadows, *, dtype: torch.dtype,
         device: torch.device, group: Any,
     ) -> None:  # fmt: skip
+        """`group`: the processes; None: nobody sends anything, and nobody waits."""
         outgoing = [leg for legs in route.sent for leg in legs]
         incoming = [leg for legs in route.received for leg in legs]
         self._out, self._in = _cuts(have, outgoing), _cuts(want, incoming)
-        self._out_spaces, self._in_spaces = _spaces(outgoing), _spaces(incoming)
+        self._out_like, self._in_like = (
+            [stand_in(shape_of(leg.cut)) for leg in legs] for legs in (outgoing, incoming)
+        )
         self._kept = (
             _cuts(have, [source for source, _ in route.kept]),
             _cuts(want, [target for _, target in route.kept]),
@@ -72,38 +77,57 @@ class Exchange:
             [sum(size_of(leg.cut) for leg in legs) for legs in way]
             for way in (route.received, route.sent)
         ]
-        self._dtype, self._device, self._group = dtype, device, group
+        self._dtype, self._device = dtype, device
+        self._group = group
 
-    def __call__(
-        self, have: Sequence[Tensor], want: Sequence[Tensor], sent: MutableMapping[str, int],
-        what: str,
-    ) -> None:  # fmt: skip
-        """Fill what is wanted from what is there.  Changes `want` and `sent`.
-
-        `sent` counts bytes that leave this rank, by `what` they are.
-        """
+    def keep_(self, have: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+        """Fill what is wanted here from what is here; zeros where nobody has it.  Changes want."""
         for hole in self._holes:
             hole.of(want).zero_()
+        _copy_(_views(self._kept[1], want), _views(self._kept[0], have))
+
+    def start(self, have: Sequence[Tensor], traffic: Traffic, what: str) -> Flight:
+        """Send what others want; `have` may change as soon as this returns.  Changes traffic."""
         come, out = (
             torch.empty(sum(sizes), dtype=self._dtype, device=self._device) for sizes in self._sizes
         )
-        _copy_(_views(self._out_spaces, [out]), _views(self._out, have))
-        sent[what] = sent.get(what, 0) + out.numel() * out.element_size()
-        wait = _all_to_all(come, out, self._sizes, self._group)
-        _copy_(_views(self._kept[1], want), _views(self._kept[0], have))  # meanwhile
-        _copy_(_views(self._in, want), _views(self._in_spaces, [wait()]))
+        _copy_(_spaces(out, self._out_like), _views(self._out, have))
+        if self._group is None:
+            return Flight(self, lambda: come, traffic)
+        traffic.count(what, sent=_bytes(out), received=_bytes(come))
+        return Flight(self, _all_to_all(come, out, self._sizes, self._group), traffic)
+
+    def unpack_(self, come: Tensor, want: Sequence[Tensor]) -> None:
+        """Put what came where it belongs.  Changes want."""
+        _copy_(_views(self._in, want), _spaces(come, self._in_like))
+
+
+class Flight(NamedTuple):
+    """An exchange under way; buffers stay for as long as this does."""
+
+    exchange: Exchange
+    wait: Callable[[], Tensor]
+    traffic: Traffic
+
+    def land_(self, want: Sequence[Tensor]) -> None:
+        """Wait for what others sent, and put it where it belongs.  Changes want and traffic."""
+        begun = time.perf_counter()
+        come = self.wait()
+        self.traffic.waited += time.perf_counter() - begun
+        self.exchange.unpack_(come, want)
 
 
 def move(
     route: Route, have: Mapping[tuple[Key, Box], Tensor], want: Mapping[tuple[Key, Box], Tensor],
-    *, dtype: torch.dtype, device: torch.device, group: Any, sent: MutableMapping[str, int],
-    what: str,
+    *, dtype: torch.dtype, device: torch.device, group: Any,
 ) -> None:  # fmt: skip
-    """One exchange between tensors that are there.  Changes `want` and `sent`."""
+    """One exchange between tensors that are there.  Changes `want`."""
     exchange = Exchange(
         route, _shadows(have), _shadows(want), dtype=dtype, device=device, group=group
     )
-    exchange([*have.values()], [*want.values()], sent, what)
+    flight = exchange.start([*have.values()], Traffic(), "")
+    exchange.keep_([*have.values()], [*want.values()])
+    flight.land_([*want.values()])
 
 
 def _shadows(tensors: Mapping[tuple[Key, Box], Tensor]) -> Shadows:
@@ -121,18 +145,17 @@ def _cuts(shadows: Shadows, legs: Iterable[Leg]) -> list[Piece]:
     return found
 
 
-def _spaces(legs: Sequence[Leg]) -> list[Piece]:
-    """Their places in the buffer, one after the other."""
-    found, start = [], 0
-    for leg in legs:
-        shape = shape_of(leg.cut)
-        found.append(Piece(0, shape, stand_in(shape).stride(), start))
-        start += size_of(leg.cut)
-    return found
+def _spaces(buffer: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Views of a buffer, one after the other, in the shapes of stand-ins."""
+    return list(torch._C._nn.unflatten_dense_tensors(buffer, like)) if like else []
 
 
 def _views(pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> list[Tensor]:
     return [piece.of(tensors) for piece in pieces]
+
+
+def _bytes(t: Tensor) -> int:
+    return t.numel() * t.element_size()
 
 
 def _copy_(to: list[Tensor], source: list[Tensor]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rootfree.placement.gathering import whole_tensor
 from rootfree.placement.local import is_sharded
 
 
@@ -39,5 +40,4 @@ def full_state_dict(optimizer: Optimizer) -> dict[str, Any]:
 def _whole(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    whole: Any = value
-    return whole.full_tensor().cpu() if is_sharded(value) else value.detach().to("cpu", copy=True)
+    return whole_tensor(value).cpu() if is_sharded(value) else value.detach().to("cpu", copy=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,12 +22,9 @@ from rootfree.placement.boxes import (
     whole,
 )
 from rootfree.placement.local import is_sharded, offsets_and_shape
-from rootfree.placement.owners import Block, assign, flops
+from rootfree.placement.owners import Cut, Holdings, assign, blocks_of
 from rootfree.placement.ranks import PlacementError, Ranks
 from rootfree.placement.sharded import is_replicated
-from rootfree.structures import Structure
-
-Cut = Sequence[tuple[Tile, tuple[Structure, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +66,10 @@ class Home:
             for owners, boxes in zip(self.owners, self.blocks, strict=True)
             for owner, box in zip(owners, boxes, strict=True)
         ]
+
+    def is_whole(self, rank: int) -> bool:
+        """Whether a rank has all of the parameter."""
+        return self.parts[rank] == whole(self.shape)
 
     def mine(self, tile: int) -> list[int]:
         """The numbers of the blocks of a tile that are owned here."""
@@ -117,27 +118,36 @@ class Home:
         counts = (len(self.mine(tile)), *[1] * (len(whole_tile.sizes) - 1))
         return Tile(whole_tile.view, whole_tile.starts, counts, whole_tile.sizes)
 
+    def single_blocks(self, tile: int) -> list[Tile]:
+        """Each block of a tile that is owned here, as a tile of its own."""
+        view, sizes = self.cut[tile][0].view, self.cut[tile][0].sizes
+        starts = [tuple(start for start, _ in self.blocks[tile][n]) for n in self.mine(tile)]
+        return [Tile(view, start, (1,) * len(sizes), sizes) for start in starts]
+
 
 def tile_number(key: str) -> int:
     """The number of the tile that an entry of the state belongs to: block3.factor0 -> 3."""
     return int(key.partition(".")[0].removeprefix("block"))
 
 
-def settle(
-    params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks, options: Mapping[str, Any], *,
-    at_owners: bool,
-) -> dict[Tensor, Home]:  # fmt: skip
-    """Homes for the parameters of a group; all ranks must call this with the same.
-
-    `at_owners`: whether the momentum of parameters that all ranks have whole is divided too.
-    """
-    said = {"the number of parameters": len(params), **options}
+def description(params: Sequence[Tensor], cuts: Sequence[Cut]) -> dict[str, Any]:
+    """What of parameters must be the same on all ranks, by what it is."""
+    said: dict[str, Any] = {"the number of parameters": len(params)}
     for i, (p, cut) in enumerate(zip(params, cuts, strict=True)):
         said[f"shape, dtype, device and blocks of parameter {i}"] = (
             *(tuple(p.shape), p.dtype, p.device.type, [tile for tile, _ in cut]),
             "replicated" if is_replicated(p) else "sharded",
         )
-    ranks.check_agree("adding a parameter group", said, about="a parameter group")
+    return said
+
+
+def settle(
+    params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks, *, at_owners: bool
+) -> dict[Tensor, Home]:
+    """Homes for the parameters of a group; all ranks must call this with the same.
+
+    `at_owners`: whether the momentum of parameters that all ranks have whole is divided too.
+    """
     everyone = ranks.gathered([(box_at(*offsets_and_shape(p)), _shard(p, ranks)) for p in params])
     homes = []
     for i, (p, cut) in enumerate(zip(params, cuts, strict=True)):
@@ -146,14 +156,9 @@ def settle(
         home = Home(ranks, tuple(p.shape), cut, parts, shards, at_owners and complete)
         _check_covered(i, home)
         homes.append(home)
-    blocks = [
-        Block(i, t, n, box, flops(tile.sizes, structures))
-        for i, home in enumerate(homes)
-        for t, (tile, structures) in enumerate(home.cut)
-        for n, box in enumerate(home.blocks[t])
-    ]
-    held = {i: home.held for i, home in enumerate(homes) if home.cut}
-    owners, ranks.load = assign(blocks, held, ranks.load)
+    blocks = blocks_of(cuts)
+    holdings = Holdings({i: home.held for i, home in enumerate(homes) if home.cut})
+    owners, ranks.load = assign(blocks, holdings, ranks.load)
     for home in homes:
         home.owners.extend([0] * tile.blocks for tile, _ in home.cut)
     for block, owner in zip(blocks, owners, strict=True):

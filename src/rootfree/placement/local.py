@@ -6,7 +6,7 @@ itself need no more than the local part of it, its gradient and its state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -21,10 +21,17 @@ def is_sharded(t: Any) -> bool:
 
 def local(t: Any) -> Tensor:
     """The part of a tensor that is on this rank; a plain tensor itself."""
-    here = t.to_local().detach() if is_sharded(t) else t
-    if hasattr(here, "wait"):  # a reduction is still under way
+    if not is_sharded(t):
+        return cast("Tensor", t)
+    here = t.to_local()
+    if type(here) is not Tensor and hasattr(here, "wait"):  # a reduction is still under way
         here = here.wait()
-    return cast("Tensor", here)
+    return cast("Tensor", here.detach() if here.requires_grad else here)
+
+
+def meshes_of(tensors: Iterable[Any]) -> list[Any]:
+    """The meshes that tensors are sharded over, in an order that is the same on all ranks."""
+    return list(dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t)))
 
 
 def local_row(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -49,6 +56,24 @@ def local_gradient(p: Any, g: Any) -> Tensor:
     return local(g)
 
 
+def local_parts(params: Sequence[Any], gs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """What is here of parameters and of their gradients."""
+    here: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for p, g in zip(params, gs, strict=True):
+        # FSDP2 makes gradients with the very spec of the parameter. Not public, but a step with
+        # several calls for each tensor costs more than a small update; pinned by a test.
+        spec = getattr(p, "_spec", None)
+        if spec is not None and getattr(g, "_spec", None) is spec:
+            mine, given = p._local_tensor, g._local_tensor
+            if type(mine) is type(given) is Tensor:
+                here[0].append(mine)
+                here[1].append(given)
+                continue
+        here[0].append(local(p))
+        here[1].append(local_gradient(p, g))
+    return here
+
+
 def offsets_and_shape(p: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where the local part of `p` begins in the whole, and its shape."""
     if not is_sharded(p):
@@ -67,4 +92,5 @@ def offsets_and_shape(p: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def within(p: Tensor) -> Within | None:
     """Where the elements that are here are in the whole; None: it is the whole."""
-    return Within(offsets_and_shape(p)[0], tuple(p.shape)) if is_sharded(p) else None
+    offsets, shape = offsets_and_shape(p)
+    return None if shape == tuple(p.shape) else Within(offsets, tuple(p.shape))

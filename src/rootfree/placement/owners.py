@@ -6,13 +6,16 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rootfree.placement.boxes import Box, Overlaps, meet, size_of
+from rootfree.layout.tiles import Tile
+from rootfree.placement.boxes import Box, Overlaps, block_boxes, meet, size_of
 from rootfree.structures import Diagonal, Structure
 
+Cut = Sequence[tuple[Tile, tuple[Structure, ...]]]  # the tiles of a parameter
+
 # A rank that holds most of a block gets it, unless its load would exceed the mean by this much.
-SLACK = 1.1
+SLACK = 1.05
 # Refreshes are assumed at every second step, the default; the plan must not depend on a schedule.
 INTERVAL = 2
 
@@ -43,8 +46,42 @@ def flops(sizes: Sequence[int], structures: Sequence[Structure]) -> float:
     return 10 * elements + direction + refresh / INTERVAL
 
 
+def blocks_of(cuts: Sequence[Cut]) -> list[Block]:
+    """The blocks of parameters that are cut like this."""
+    return [
+        Block(i, t, n, box, cost)
+        for i, cut in enumerate(cuts)
+        for t, (tile, structures) in enumerate(cut)
+        for cost in [flops(tile.sizes, structures)]
+        for n, box in enumerate(block_boxes(tile))
+    ]
+
+
+class Holdings:
+    """How many elements of a block each rank holds; layers that are alike are looked at once."""
+
+    def __init__(self, held: Mapping[int, Held]) -> None:
+        alike: dict[Any, tuple[Overlaps, dict[Box, dict[int, int]]]] = {}
+        self._of = {
+            parameter: alike.setdefault(tuple(places), (Overlaps(places), {}))
+            for parameter, places in held.items()
+        }
+
+    def shares(self, block: Block) -> dict[int, int]:
+        """By rank, of those that hold some."""
+        overlaps, known = self._of[block.parameter]
+        if block.box not in known:
+            shares: dict[int, int] = defaultdict(int)
+            for rank, other in overlaps.of(block.box):
+                common = meet(other, block.box)
+                if common is not None:
+                    shares[rank] += size_of(common)
+            known[block.box] = dict(sorted(shares.items()))
+        return known[block.box]
+
+
 def assign(
-    blocks: Sequence[Block], held: Mapping[int, Held], load: Sequence[float]
+    blocks: Sequence[Block], holdings: Holdings, load: Sequence[float]
 ) -> tuple[list[int], list[float]]:
     """The owner of every block, and the load of every rank, beside the given one, after that.
 
@@ -53,21 +90,21 @@ def assign(
     """
     load, owners = list(load), [0] * len(blocks)
     mean = (sum(load) + sum(block.cost for block in blocks)) / len(load)
-    holders = {parameter: Overlaps(places) for parameter, places in held.items()}
     waiting = [(each, rank) for rank, each in enumerate(load)]  # the least loaded rank first
     heapify(waiting)
     for n in sorted(range(len(blocks)), key=lambda n: (-blocks[n].cost, n)):
-        parameter, _, _, box, cost = blocks[n]
+        cost, shares = blocks[n].cost, holdings.shares(blocks[n])
         while waiting[0][0] != load[waiting[0][1]]:  # it was given more since
             heappop(waiting)
         idle = waiting[0][1]
-        shares: dict[int, int] = defaultdict(int)
-        for rank, other in holders[parameter].of(box):
-            common = meet(other, box)
-            shares[rank] += size_of(common) if common else 0
-        nearest = max(shares, key=lambda rank: (shares[rank], -load[rank], -rank))
-        limit = max(SLACK * mean, load[idle] + cost)
-        owner = nearest if load[nearest] + cost <= limit else idle
+        most = max(shares.values())
+        if shares.get(idle) == most:
+            owner = idle
+        else:
+            having = [rank for rank, share in shares.items() if share == most]
+            nearest = min(having, key=load.__getitem__)
+            limit = max(SLACK * mean, load[idle] + cost)
+            owner = nearest if load[nearest] + cost <= limit else idle
         load[owner] += cost
         heappush(waiting, (load[owner], owner))
         owners[n] = owner

@@ -1,29 +1,31 @@
 """The blocks of a step on many ranks: pieces of gradients go to the owners, directions come back.
 
 The interface is that of `kernels/stack.py`. Gradients and directions travel in the dtype of the
-products: nothing is lost that would not be lost there. Directions are made by kernels where there
-are kernels for them; torch functions do the rest.
+products: nothing is lost that would not be lost there. They travel in rounds (`rounds.py`): one is
+on its way to the owners and one back while another is worked on. Directions are made by kernels
+where there are kernels for them; torch functions do the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rootfree.kernels.rounding import Within, widened
 from rootfree.kernels.stack import Part, Share
 from rootfree.kernels.tables import NUMBERS, SKIP, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
-from rootfree.placement.boxes import Box, part, shape_of, whole
-from rootfree.placement.exchange import Exchange, Shadow, Shadows, piece_of, stand_in
-from rootfree.placement.homes import Home, tile_number
+from rootfree.placement.boxes import Box, shape_of
+from rootfree.placement.exchange import Exchange, Flight, Shadow, piece_of, stand_in
+from rootfree.placement.homes import Home
 from rootfree.placement.local import local, within
-from rootfree.placement.norms import PlacedNorms
+from rootfree.placement.placed_tail import PlacedTail
+from rootfree.placement.rounds import Round, make_rounds
 from rootfree.placement.routes import Places, make_route
-from rootfree.rules.momentum import Tail, descend_
+from rootfree.rules.momentum import Tail
 
 #: (position of a parameter in its group, rank) of gradients that are missing on some ranks only
 Absent = frozenset[tuple[int, int]]
@@ -41,91 +43,66 @@ class PlacedStack:
         absent: Callable[[], Absent],
     ) -> None:  # fmt: skip
         """`dtypes`: of each parameter's products; `where`: its position in the group."""
-        self.ps, self._homes, self._dtypes, self._wide = list(params), list(homes), dtypes, wide
+        self.ps, self._homes, self._wide = [*map(local, params)], list(homes), wide
         self._where, self._absent = list(where), absent
         self._ranks = homes[0].ranks
-        self._device = local(params[0]).device
-        members = {p: i for i, p in enumerate(params)}
-        self.shares: list[Share] = []
-        #: of each share: parameter and box of every block
-        self._blocks: list[list[tuple[int, Box]]] = []
-        for bucket in buckets:
-            found = [n for n, slot in enumerate(bucket.slots) if slot.p in members]
-            if found:
-                slots = [bucket.slots[n] for n in found]
-                rows = None if len(found) == len(bucket.slots) else bucket.rows_of(found)
-                boxes = [
-                    (members[slot.p], homes[members[slot.p]].blocks[tile][number])
-                    for slot in slots
-                    for tile in [tile_number(slot.prefix)]
-                    for number in homes[members[slot.p]].mine(tile)
-                ]
-                self.shares.append(Share(bucket, slots, rows, len(boxes)))
-                self._blocks.append(boxes)
+        self._device = self.ps[0].device
+        self._rounds = make_rounds(params, homes, buckets, dtypes)
+        self.shares: list[Share] = [share for each in self._rounds for share in each.shares]
         kernels = any(share.bucket.plan.kernel is not None for share in self.shares)
         self.numbers = NumberTable(NUMBERS, self._device) if kernels else None
-        self._norms = PlacedNorms(self._homes, self._ranks, self._device)
-        self._inward: dict[Absent, list[Exchange]] = {}
-        # Shapes of what a step has: parts of the parameters, stacks of the blocks owned here.
+        withins = [within(p) for p in params]
+        self._tail = PlacedTail(homes, withins, self._rounds, like=self.ps[0])
+        # Shapes of what a step has: parts of the parameters.
         self._parts = {
             (i, box): Shadow(i, view)
             for i, home in enumerate(homes)
             for box, view in home.views(stand_in(shape_of(home.parts[home.ranks.me]))).items()
         }
-        self._rows = {
-            at: Shadow(n, stand_in((len(blocks), *share.slots[0].tile.sizes))[row])
-            for n, (share, blocks) in enumerate(zip(self.shares, self._blocks, strict=True))
-            for row, at in enumerate(blocks)
-        }
-        kept = [i for i, home in enumerate(homes) if not home.at_owner]
-        owned = {i: home.owned for i, home in enumerate(homes)}
-        held = {i: homes[i].held for i in kept}
-        self._outward = self._exchanges(owned, held, self._rows, self._parts, dtypes)
-        # Updated blocks go to everybody else; their owner has them in place.
-        blocks = {
-            (i, box): Shadow(i, part(stand_in(home.view), whole(home.view), box))
-            for i, home in enumerate(homes)
-            if home.at_owner
-            for _, box in home.owned
-        }
-        everybody = range(self._ranks.world)
-        others = {
-            i: [(r, box) for owner, box in home.owned for r in everybody if r != owner]
-            for i, home in enumerate(homes)
-            if home.at_owner
-        }
-        self._updates = self._exchanges(owned, others, blocks, blocks, [p.dtype for p in params])
-        #: of each parameter: what is updated here, if its blocks are: the block, its direction
-        self._mine = [
-            {
-                box: (
-                    piece_of(blocks[i, box]),
-                    piece_of(self._rows[i, box]),
-                    Within(tuple(start for start, _ in box), home.view),
-                )
-                for box in home.my_boxes
-            }
-            if home.at_owner
-            else {}
-            for i, home in enumerate(homes)
+        self._inward: dict[Absent, list[Exchange]] = {}  # of each round
+        self._ways: list[Exchange] = []  # of this step
+        self._outward = [self._way_out(each) for each in self._rounds]
+        #: of each round: blocks that are updated where they are owned, with their directions
+        self._stay = [
+            [(at, piece_of(row)) for at, row in each.rows.items() if homes[at[0]].at_owner]
+            for each in self._rounds
         ]
-        self._withins = [within(p) for p in params]
-        self._stacks: list[Tensor] = []
+        self._gs: list[Tensor] = []
+        self._us: list[Tensor] = []
+        self._directions: dict[tuple[int, Box], Tensor] = {}
+        self._coming: Flight | None = None
+        self._leaving: Flight | None = None
         self._refresh = True
         self.skip: Tensor | None = None  # on the device: not 0 where nothing may change
 
-    def _exchanges(
-        self, sources: Mapping[int, Places], targets: Mapping[int, Places], have: Shadows,
-        want: Shadows, dtypes: Sequence[torch.dtype],
-    ) -> list[Exchange]:  # fmt: skip
-        """One exchange for each dtype, in an order that is the same on all ranks."""
-        found, ranks = [], self._ranks
-        for dtype in sorted({dtypes[i] for i in targets}, key=str):
-            mine = {i: places for i, places in targets.items() if dtypes[i] == dtype}
-            route = make_route(sources, mine, me=ranks.me, world=ranks.world)
-            device, group = self._device, ranks.group
-            found.append(Exchange(route, have, want, dtype=dtype, device=device, group=group))
-        return found
+    def _way_in(self, each: Round, absent: Absent) -> Exchange:
+        """Gradients of a round, from those that have them to the owners."""
+        homes, ranks, where = self._homes, self._ranks, self._where
+        having: dict[int, Places] = {
+            i: [(r, box) for r, box in homes[i].held if (where[i], r) not in absent]
+            for i in each.owned
+        }
+        quiet = all(  # every owner has what it needs
+            homes[i].is_whole(owner) and (where[i], owner) not in absent
+            for i, blocks in each.owned.items()
+            for owner, _ in blocks
+        )
+        route = make_route(having, each.owned, me=ranks.me, world=ranks.world)
+        return Exchange(
+            route, self._parts, each.rows, dtype=each.dtype, device=self._device,
+            group=None if quiet else ranks.group,
+        )  # fmt: skip
+
+    def _way_out(self, each: Round) -> Exchange:
+        """Directions of a round, from the owners to those that update their part."""
+        held = {i: self._homes[i].held for i in each.owned if not self._homes[i].at_owner}
+        ranks = self._ranks
+        route = make_route(each.owned, held, me=ranks.me, world=ranks.world)
+        # What a round does not fill, another one does.
+        return Exchange(
+            replace(route, holes=[]), each.rows, self._parts, dtype=each.dtype, device=self._device,
+            group=ranks.group if held else None,
+        )  # fmt: skip
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring hyper-parameters to where the kernels of the directions read them."""
@@ -142,26 +119,22 @@ class PlacedStack:
         """Take the local parts of gradients in the order of the parameters."""
         absent, self._refresh = self._absent(), squares
         if absent not in self._inward:
-            having = {
-                i: [(r, box) for r, box in home.held if (self._where[i], r) not in absent]
-                for i, home in enumerate(self._homes)
-            }
-            owned = {i: home.owned for i, home in enumerate(self._homes)}
             if len(self._inward) >= MOST_PATTERNS:
                 self._inward.clear()
-            self._inward[absent] = self._exchanges(
-                having, owned, self._parts, self._rows, self._dtypes
-            )
-        self._stacks = [
-            torch.empty(
-                share.blocks, *share.slots[0].tile.sizes, dtype=share.bucket.plan.dtype,
-                device=self._device,
-            )
-            for share in self.shares
-        ]  # fmt: skip
-        gs = [g.contiguous() for g in gs]
-        for exchange in self._inward[absent]:
-            exchange(gs, self._stacks, self._ranks.sent, "gradients")
+            self._inward[absent] = [self._way_in(each, absent) for each in self._rounds]
+        self._ways = self._inward[absent]
+        self._gs = [g.contiguous() for g in gs]
+        self._us = [
+            torch.empty(0 if home.at_owner else p.shape, dtype=self._wide, device=self._device)
+            for p, home in zip(self.ps, self._homes, strict=True)
+        ]
+        self._coming, self._leaving = self._begin(0), None
+
+    def _begin(self, number: int) -> Flight | None:
+        """Send the gradients of a round, if there is one."""
+        if number >= len(self._rounds):
+            return None
+        return self._ways[number].start(self._gs, self._ranks.traffic, "gradients")
 
     def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
         """Do work on the parts."""
@@ -171,74 +144,52 @@ class PlacedStack:
         """Nothing is recorded here."""
 
     def parts(self) -> Iterator[Part]:
-        """Each share with its gradients."""
-        for share, G in zip(self.shares, self._stacks, strict=True):
-            slabs, rows, sums = share.bucket.slabs, share.rows, None
-            if share.bucket.plan.kernel is not None and self._refresh:
-                sums = G.flatten(1).double().square().sum(1, keepdim=True)
-            yield Part(share, G, slabs if rows is None else select(slabs, rows), sums)
+        """Each share with its gradients, round by round."""
+        for number, each in enumerate(self._rounds):
+            coming, self._coming = self._coming, self._begin(number + 1)
+            stacks = [
+                torch.empty(
+                    share.blocks, *share.slots[0].tile.sizes, dtype=share.bucket.plan.dtype,
+                    device=self._device,
+                )
+                for share in each.shares
+            ]  # fmt: skip
+            self._ways[number].keep_(self._gs, stacks)
+            if coming is not None:
+                coming.land_(stacks)
+            for share, G in zip(each.shares, stacks, strict=True):
+                slabs, rows, sums = share.bucket.slabs, share.rows, None
+                if share.bucket.plan.kernel is not None and self._refresh:
+                    sums = G.flatten(1).double().square().sum(1, keepdim=True)
+                yield Part(share, G, slabs if rows is None else _rows_of(slabs, rows), sums)
+            self._bring_back(number, stacks)
 
     def keep_(self, part: Part, *, refresh: bool) -> None:
         """Take the directions of a part, and with `refresh` its changed state."""
-        if part.share.rows is not None and refresh:
-            put_back_(part.share.bucket.slabs, part.share.rows, part.state)
+        rows = part.share.rows
+        if rows is not None and len(rows) > 1 and refresh:
+            put_back_(part.share.bucket.slabs, rows, part.state)
+
+    def _bring_back(self, number: int, stacks: list[Tensor]) -> None:
+        """Take the directions of the round before, and send those of this one."""
+        if self._leaving is not None:
+            self._leaving.land_(self._us)
+        way = self._outward[number]
+        self._leaving = way.start(stacks, self._ranks.traffic, "directions")
+        way.keep_(stacks, self._us)
+        for at, piece in self._stay[number]:
+            self._directions[at] = piece.of(stacks).to(self._wide)
 
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""
-        here = [local(p) for p in self.ps]
-        us = [torch.empty(p.shape, dtype=self._wide, device=self._device) for p in here]
-        for exchange in self._outward:
-            exchange(self._stacks, us, self._ranks.sent, "directions")
-        flat = [p if p.is_contiguous() else p.contiguous() for p in here]
-        pieces = _Pieces(self._device, self._wide)
-        for i, home in enumerate(self._homes):
-            m = ms[i] if ms else None
-            if not home.at_owner:
-                pieces.add(i, here[i], m, us[i], self._withins[i])
-                continue
-            segments = home.segments(m) if m is not None else {}
-            for box, (p, u, where) in self._mine[i].items():
-                direction = u.of(self._stacks).to(self._wide)
-                pieces.add(i, p.of(flat), segments.get(box), direction, where)
-        pieces.descend_(tail, self._norms, counters)
-        for exchange in self._updates:
-            exchange(flat, flat, self._ranks.sent, "parameters")
-        for i, home in enumerate(self._homes):
-            if home.at_owner and flat[i] is not here[i]:
-                here[i].copy_(flat[i])
-        self._stacks = []
+        if self._leaving is not None:
+            self._leaving.land_(self._us)
+        self._tail.descend_(self.ps, ms, self._us, self._directions, counters, tail)
+        self._gs, self._us, self._directions, self._leaving = [], [], {}, None
 
 
-class _Pieces:
-    """What the tail works on here: parameters, or their blocks where these are owned."""
-
-    def __init__(self, device: torch.device, wide: torch.dtype) -> None:
-        self._none = torch.empty(0, dtype=wide, device=device)
-        self._wide = wide
-        self._of: list[int] = []
-        self._ps: list[Tensor] = []
-        self._ms: list[Tensor] = []
-        self._us: list[Tensor] = []
-        self._withins: list[Within | None] = []
-
-    def add(self, i: int, p: Tensor, m: Tensor | None, u: Tensor, where: Within | None) -> None:
-        self._of.append(i)
-        self._ps.append(p)
-        self._us.append(u)
-        self._ms += [] if m is None else [m]
-        self._withins.append(where)
-
-    def descend_(self, tail: Tail, norms: PlacedNorms, counters: list[Tensor]) -> None:
-        of, ps, ms, us = self._of, self._ps, self._ms, self._us
-        if not ps:  # nothing is here, but the others wait for our part of the norms
-            none = self._none
-            descend_([none], [none.clone()], [none.clone()], tail, rms=norms.of([]))
-        elif not ms or ms[0].dtype == self._wide:
-            descend_(ps, ms, us, tail, rms=norms.of(of))
-        else:
-            # Blocks of one parameter share its counter, which advances once.
-            mine = [counters[i].clone() for i in of] if counters else []
-            with widened(ms, self._wide, mine, self._withins) as wide:
-                descend_(ps, wide, us, tail, rms=norms.of(of))
-        if counters:
-            torch._foreach_add_(counters, 1)
+def _rows_of(slabs: dict[str, Tensor], rows: list[slice]) -> dict[str, Tensor]:
+    """Some rows of every slab: views of one run, copies of several."""
+    if len(rows) == 1:
+        return {name: slab[rows[0]] for name, slab in slabs.items()}
+    return select(slabs, rows)

@@ -14,6 +14,10 @@ from typing import Any
 import torch
 
 from rootfree.placement.processes import device_group, host_group, initialised
+from rootfree.placement.traffic import Traffic
+
+#: what a rank says instead, where an error keeps it from what the others are about to do
+PROBLEM = "problem"
 
 
 class PlacementError(RuntimeError):
@@ -28,7 +32,7 @@ class Ranks:
         self.group = device_group(ranks)
         self._hosts = host_group(ranks)
         self.me = self.ranks.index(torch.distributed.get_rank())
-        self.sent: dict[str, int] = {}  # bytes that left this rank, by what they were
+        self.traffic = Traffic()  # of this rank, in steps
         self.load = [0.0] * len(self.ranks)  # of each, by the blocks that it owns
         self._mesh: Any = None
 
@@ -82,6 +86,9 @@ class Ranks:
 
     def check_alike(self, found: list[dict[str, Any]], *, about: str) -> None:
         """Raise an error that says what is not the same on all ranks, if anything is not."""
+        for rank, each in zip(self.ranks, found, strict=True):
+            if PROBLEM in each:
+                raise PlacementError(f"rank {rank}: {each[PROBLEM]}")
         for key in dict.fromkeys(key for each in found for key in each):
             values = [each.get(key) for each in found]
             other = next((n for n, value in enumerate(values) if value != values[0]), None)
@@ -94,7 +101,9 @@ class Ranks:
     def sum_(self, numbers: torch.Tensor) -> None:
         """Replace numbers by their sums over the ranks."""
         if self.world > 1:
-            self.sent["sums"] = self.sent.get("sums", 0) + numbers.numel() * numbers.element_size()
+            size = numbers.numel() * numbers.element_size()
+            self.traffic.sent["sums"] += size
+            self.traffic.received["sums"] += size
             torch.distributed.all_reduce(numbers, group=self.group)
 
 

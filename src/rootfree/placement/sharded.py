@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -61,8 +61,15 @@ def checked_placement(given: Mapping[str, Any]) -> Sharded | None:
     return value
 
 
-def sharing_ranks(placement: Sharded | None, params: Iterable[Any]) -> list[int] | None:
-    """The ranks that share the blocks of these parameters with this one; None: it is alone."""
+class Sharing(NamedTuple):
+    """The ranks that have the parameters, and those of them that share blocks with this one."""
+
+    everyone: list[int]
+    crew: list[int]
+
+
+def sharing_ranks(placement: Sharded | None, params: Iterable[Any]) -> Sharing | None:
+    """Who shares the blocks of these parameters; None: this process is alone."""
     meshes = [p.device_mesh for p in params if is_sharded(p)]
     distributed = torch.distributed
     if not initialised() or (placement is None and not meshes):
@@ -84,10 +91,10 @@ def sharing_ranks(placement: Sharded | None, params: Iterable[Any]) -> list[int]
         raise ValueError(f"replicas must divide the number of ranks, {len(ranks)}, got {replicas}")
     size = len(ranks) // replicas
     first = ranks.index(me) // size * size
-    ranks = ranks[first : first + size]
+    crew = ranks[first : first + size]
     for mesh in meshes:
-        _check_covered(mesh, ranks, replicas)
-    return None if len(ranks) == 1 and not meshes else ranks
+        _check_covered(mesh, crew, replicas)
+    return None if len(ranks) == 1 and not meshes else Sharing(ranks, crew)
 
 
 def _check_covered(mesh: Any, ranks: list[int], replicas: int) -> None:

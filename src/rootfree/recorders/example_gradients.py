@@ -6,6 +6,8 @@ loss by the parameter as far as it comes through each example's output.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
@@ -22,14 +24,14 @@ def of_layer(layer: Layer, name: str, x: Tensor, grad: Tensor) -> Tensor:
     Y = layer.outputs(grad).to(wide)
     n = len(Y)
     if name == "bias":
-        return Y.sum(1).reshape(n, -1)  # Σ_t y
+        return Y.sum(1).flatten(1)  # Σ_t y
     if isinstance(layer, EmbeddingLayer):
         counted = layer.counted(x)
         Y = Y if counted is None else Y * counted[:, :, None, None]
         index = layer.indices(x)[:, :, None].expand(-1, -1, layer.o)
         V = Y.new_zeros(n, layer.i, layer.o)
         return V.scatter_add_(1, index, Y.squeeze(2))
-    pieces = []
+    pieces = [Y.new_zeros(0, layer.groups, layer.o, layer.i)]  # of a batch without examples
     first = 0
     assert isinstance(layer, MatrixLayer)
     for a in layer.inputs(x):
@@ -67,19 +69,28 @@ def of_batch_norm(module: _BatchNorm, name: str, x: Tensor, grad: Tensor) -> Ten
     return grad.flatten(2).sum(2) if grad.dim() > 2 else grad
 
 
-def of_module(module: nn.Module, name: str, x: Tensor, grad: Tensor) -> Tensor:
-    """V of a parameter of any module that treats examples independently, by `torch.func`."""
-    p = module.get_parameter(name)
+def of_module(
+    module: nn.Module, name: str, x: Tensor, grad: Tensor, params: Mapping[str, Tensor]
+) -> Tensor:
+    """V of a parameter of any module that treats examples independently, by `torch.func`.
+
+    `params`: those of the module that are not in it now.
+    """
+    p = params.get(name, module.get_parameter(name))
     bare = _WithoutHooks(module)
+    others = {f"module.{key}": value for key, value in params.items()}
 
     def one(x: Tensor, grad: Tensor) -> Tensor:
         def forward(p: Tensor) -> Tensor:
-            y: Tensor = functional_call(bare, {f"module.{name}": p}, (x.unsqueeze(0),))
+            mine = {**others, f"module.{name}": p}
+            y: Tensor = functional_call(bare, mine, (x.unsqueeze(0),))
             return y.squeeze(0)
 
         V: Tensor = vjp(forward, p.detach())[1](grad)[0]
         return V
 
+    if len(x) == 0:
+        return torch.zeros(0, *p.shape, dtype=wide_dtype(p.dtype), device=p.device)
     V: Tensor = vmap(one)(x.to(p.dtype), grad.to(p.dtype))
     return V.to(wide_dtype(V.dtype))
 

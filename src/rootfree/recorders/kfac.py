@@ -17,7 +17,7 @@ from rootfree.recorders.grams import as_written, row_dtype
 from rootfree.recorders.kfac_factors import Call, LayerSums, Sharing, gradient_sum, input_sums
 from rootfree.recorders.layers import ConvLayer, Layer, find_layers
 from rootfree.recorders.recorder import Recorder
-from rootfree.recorders.soundness import NOT_WHOLE, this_backward
+from rootfree.recorders.soundness import NOT_WHOLE, UNCLEAR, this_backward
 from rootfree.shell.checks import positive_integer
 
 Fisher = Literal["empirical", "type-2", "monte-carlo"]
@@ -113,7 +113,7 @@ class KFACRecorder(Recorder):
         return [
             self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
             self.model.register_forward_hook(self._after_model),
-            *self._whole.install(weights, self._scale_of),
+            *self._whole_gradients(weights),
             *self._hooks_of_layers(),
         ]
 
@@ -167,11 +167,13 @@ class KFACRecorder(Recorder):
     @_disable_dynamo
     def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
         """Ask once where layers with two axes as long as the batch have their examples."""
+        self._late_gradients()
         for layer, first in self._settled(output):
             if first:
                 self._clear.add(layer.name)
             else:
-                self._refuse(layer, "its examples are not on the first axis")
+                reason = "its examples are not on the first axis"
+                self._refuse(layer, UNCLEAR if self._sharded else reason)
 
     @_disable_dynamo
     def _on_whole(self, layer: Layer, x: Tensor, context: object, grad: Tensor) -> None:
@@ -241,11 +243,11 @@ class KFACRecorder(Recorder):
         sums = self._records.get(id(layer.weight)) if layer is not None else None
         if layer is None or sums is None or id(layer.weight) in self._strangers:
             return None
-        self._check_batch_size(batch_size)
+        self._check_terms(batch_size)
         if self.fisher == "empirical":
             # Rows g are of the differentiated loss, an average: B Σ g gᵀ is (1/B) Σ (Bg)(Bg)ᵀ.
-            # With gradients averaged over ranks, a rank's g is `size` times too large.
-            factor = batch_size / self._size**2
+            # Gradients of ranks are summed and divided: a rank's g is that many times too large.
+            factor = batch_size / self._divisor**2
         else:
             # Rows are of the summed loss, whose average the optimizer sees.
             factor = 1 / (batch_size * (self.samples if self.fisher == "monte-carlo" else 1))
@@ -265,10 +267,10 @@ class KFACRecorder(Recorder):
     def _reduce(self) -> None:
         layers = list(self._layers.values())
         device = next(iter(self._records.values())).G.device
-        strange = self._ranks.any([id(layer.weight) in self._strangers for layer in layers], device)
+        strange = self._ranks.any([id(layer.weight) in self._strangers for layer in layers])
         self._strangers |= {id(each.weight) for each, s in zip(layers, strange, strict=True) if s}
         # A rank may not have come by a layer that others have: it takes part with zeros.
-        seen = self._ranks.any([id(layer.weight) in self._records for layer in layers], device)
+        seen = self._ranks.any([id(layer.weight) in self._records for layer in layers])
         for layer, anywhere in zip(layers, seen, strict=True):
             if anywhere:
                 empty = LayerSums.zeros(layer, device, self.max_dense)

@@ -108,7 +108,7 @@ class EmbeddingLayer(Layer):
 
     def indices(self, x: Tensor) -> Tensor:
         """The input as (n, t)."""
-        return x.reshape(len(x) if x.dim() > 0 else 1, -1)
+        return x.reshape(len(x) if x.dim() > 0 else 1, math.prod(x.shape[1:]))
 
     def counted(self, x: Tensor) -> Tensor | None:
         """Which of the (n, t) indices have a gradient; None: all of them."""
@@ -208,7 +208,8 @@ def _kind(module: nn.Module) -> type[Layer] | None:
 
 def _as_rows(x: Tensor) -> Tensor:
     """(n, ..., d) as (n, t, 1, d); an input of one example may lack the first axis."""
-    return x.reshape(x.shape[0] if x.dim() > 1 else 1, -1, 1, x.shape[-1])
+    n = x.shape[0] if x.dim() > 1 else 1
+    return x.reshape(n, math.prod(x.shape[1:-1]), 1, x.shape[-1])  # n may be 0
 
 
 def _padding(module: _ConvNd) -> list[int]:

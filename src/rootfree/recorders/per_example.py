@@ -29,6 +29,7 @@ class _Call:
     backward: int  # which backward pass; calls of the same one are about the same examples
     x: Tensor
     version: int  # of x when it was recorded
+    params: dict[str, Tensor]  # of a module that torch.func treats, where the model is sharded
     grad: Tensor
 
 
@@ -90,6 +91,7 @@ class PerExampleFisherRecorder(Recorder):
 
     _records: dict[nn.Module, list[_Call]]
     _seen: set[nn.Module] | None  # on any rank; None: this process alone
+    _examples: int | None  # on all ranks; None: this process alone
 
     def __init__(
         self,
@@ -100,7 +102,8 @@ class PerExampleFisherRecorder(Recorder):
         process_group: Any = "world",
     ) -> None:
         super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
-        self._layers = find_layers(model)
+        layers = find_layers(model).values()
+        self._layers = {module: layer for layer in layers for module in layer.modules}
         self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in model.modules():
             for name, p in module.named_parameters(recurse=False):
@@ -114,17 +117,22 @@ class PerExampleFisherRecorder(Recorder):
     def _install(self) -> list[Any]:
         hook = partial(self._after_forward, self._context)
         known = [module for module in self._modules if self._knows(module)]
-        params = [p for module in known for p in module.parameters(recurse=False)]
+        params = [
+            p
+            for p in self._parameters.values()
+            if any(self._knows(module) for module, _ in self._owners[id(p)])
+        ]
         return [
             self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
             self.model.register_forward_hook(self._after_model),
             *(m.register_forward_hook(hook, prepend=True, with_kwargs=True) for m in known),
-            *self._whole.install(list(dict.fromkeys(params)), self._scale_of),
+            *self._whole_gradients(params),
         ]
 
     @_disable_dynamo
     def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
         """Ask once where modules with two axes as long as the batch have their examples."""
+        self._late_gradients()
         for module, first in self._settled(output):
             (self._clear if first else self._strangers).add(module)
 
@@ -144,28 +152,39 @@ class PerExampleFisherRecorder(Recorder):
             x = inputs[0].detach()
             if output.dim() > 2 and output.shape[1] == len(output) and module not in self._clear:
                 self._unclear.append((module, get_gradient_edge(output)))
-            output.register_hook(partial(self._on_gradient, context, module, x, x._version))
+            params = self._copies(module) if self._sharded else {}
+            hook = partial(self._on_gradient, context, module, x, x._version, params)
+            output.register_hook(hook)
 
     @_disable_dynamo
     def _on_gradient(
-        self, context: object, module: nn.Module, x: Tensor, version: int, grad: Tensor
-    ) -> None:
+        self, context: object, module: nn.Module, x: Tensor, version: int,
+        params: dict[str, Tensor], grad: Tensor,
+    ) -> None:  # fmt: skip
         if not self._open or context is not self._context or self._passing:
             return
         grad = grad.detach()
         if self.scaler is not None:
             grad = grad / self._scale_of(grad)
-        call = _Call(this_backward(), x, version, grad)
-        if module not in self._tried and not isinstance(module, _BatchNorm):
+        call = _Call(this_backward(), x, version, params, grad)
+        if module not in self._tried and len(x) > 0 and not isinstance(module, _BatchNorm):
             # Whether `torch.func` can treat the module is found out once, with one example.
             self._tried.add(module)
-            one = _Call(call.backward, x[:1], version, grad[:1])
+            one = _Call(call.backward, x[:1], version, params, grad[:1])
             try:
                 for name, _ in module.named_parameters(recurse=False):
                     self._of_call(module, name, one)
             except (RuntimeError, NotImplementedError, ValueError):
                 self._strangers.add(module)
         self._records.setdefault(module, []).append(call)
+
+    def _copies(self, module: nn.Module) -> dict[str, Tensor]:
+        """The parameters of a module that torch.func treats: they are whole in its forward only."""
+        if isinstance(module, _BatchNorm) or any(
+            module in each.modules for each in self._layers.values()
+        ):
+            return {}
+        return {n: p.detach().clone() for n, p in module.named_parameters(recurse=False)}
 
     def _knows(self, module: nn.Module) -> bool:
         # Gradients divided by how often an index occurs are no sum over examples.
@@ -180,17 +199,21 @@ class PerExampleFisherRecorder(Recorder):
         seen = self._records if self._seen is None else self._seen
         if not owners or not all(m in seen and m not in self._strangers for m, _ in owners):
             return None
-        self._check_batch_size(batch_size)
-        examples = self._size * max(
-            sum({call.backward: len(call.grad) for call in calls}.values())
-            for calls in self._records.values()
-        )
+        self._check_terms(batch_size)
+        examples = self._count() if self._examples is None else self._examples
         if batch_size != 1 and batch_size % examples:
             raise RuntimeError(
                 f"the recorder saw {examples} examples, but batch_size is {batch_size}: it must be "
                 "a multiple (the number of loss terms that are averaged), or 1 for a summed loss"
             )
         return PerExampleGradients(partial(self._gradients, owners, batch_size))
+
+    def _count(self) -> int:
+        """The examples that were seen here."""
+        return max(
+            sum({call.backward: len(call.grad) for call in calls}.values())
+            for calls in self._records.values()
+        )
 
     def _gradients(self, owners: list[tuple[nn.Module, str]], batch_size: int) -> Tensor:
         parts: dict[int, Tensor] = {}
@@ -207,20 +230,20 @@ class PerExampleFisherRecorder(Recorder):
         p = module.get_parameter(name)
         none = torch.zeros(0, *p.shape, dtype=wide_dtype(p.dtype), device=p.device)
         # Rows are of the differentiated loss, an average over all ranks: B Σ g gᵀ.
-        V = torch.cat([none, *parts.values()]) * (batch_size**0.5 / self._size)
+        V = torch.cat([none, *parts.values()]) * (batch_size**0.5 / self._divisor)
         return self._ranks.gather(V)
 
     def _of_call(self, module: nn.Module, name: str, call: _Call) -> Tensor:
         with torch.no_grad(), torch.autocast(call.x.device.type, enabled=False):
-            layer = self._layers.get(id(getattr(module, "weight", None)))
-            if layer is not None and module in layer.modules:
+            layer = self._layers.get(module)
+            if layer is not None:
                 return example_gradients.of_layer(layer, name, call.x, call.grad)
             if isinstance(module, _BatchNorm):
                 return example_gradients.of_batch_norm(module, name, call.x, call.grad)
-            return example_gradients.of_module(module, name, call.x, call.grad)
+            return example_gradients.of_module(module, name, call.x, call.grad, call.params)
 
     def _verify(self) -> None:
-        for p in self.model.parameters():
+        for p in self._parameters.values():
             owners = self._owners.get(id(p), [])
             recorded = all(m in self._records and m not in self._strangers for m, _ in owners)
             if not (recorded and owners and self._whole.waits_for(p)):
@@ -240,16 +263,17 @@ class PerExampleFisherRecorder(Recorder):
     def _reduce(self) -> None:
         """Examples are gathered when they are asked for; here ranks agree on what there is."""
         modules = self._modules
-        device = next(self.model.parameters()).device
         flags = [m in self._records for m in modules] + [m in self._strangers for m in modules]
-        anywhere = self._ranks.any(flags, device)
+        anywhere = self._ranks.any(flags)
         seen, strange = anywhere[: len(modules)], anywhere[len(modules) :]
         self._seen = {m for m, flag in zip(modules, seen, strict=True) if flag}
         self._strangers |= {m for m, flag in zip(modules, strange, strict=True) if flag}
+        (self._examples,) = self._ranks.sums([self._count()])
 
     def _drop(self) -> None:
         super()._drop()
         self._seen = None
+        self._examples = None
 
     def _describe(self, p: nn.Parameter) -> str:
         owners = [module for module, _ in self._owners[id(p)]]

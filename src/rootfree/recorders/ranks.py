@@ -1,4 +1,4 @@
-"""Sums over data-parallel ranks; the only file of the recorders that knows torch.distributed."""
+"""The ranks that average gradients, and what recorders ask of all of them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,48 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from rootfree.placement.data_parallel import data_parallel_ranks
+from rootfree.placement.processes import device_group, host_group, initialised
+from rootfree.placement.unsharded import gradient_divisor
 
 
 class Ranks:
-    """The ranks that average gradients: a process group, "world" (if there is one), or None."""
+    """Those of a model: "world" (found from the model), a process group or a mesh; None: alone."""
 
-    def __init__(self, group: Any = "world") -> None:
-        self._alone = group is None
-        self._group = None if group == "world" else group  # torch's name for all ranks is None
+    def __init__(self, model: nn.Module, group: Any = "world") -> None:
+        self._model, self._given = model, group
+        self._group: Any = None  # on the devices
+        self._hosts: Any = None  # between the hosts: no device waits for it
+        self._numbers = [0]  # of the ranks in the world
+
+    def meet(self) -> None:
+        """Find the others; all of them must ask."""
+        if self._given is None or not initialised() or self._group is not None:
+            return
+        given = None if isinstance(self._given, str) else self._given
+        self._numbers = data_parallel_ranks(self._model, given)
+        if self.size > 1:
+            is_group = isinstance(given, torch.distributed.ProcessGroup)
+            self._group = given if is_group else device_group(self._numbers)
+            self._hosts = host_group(self._numbers)
 
     @property
     def size(self) -> int:
         """1 when there is nothing to reduce."""
-        distributed = torch.distributed
-        if self._alone or not (distributed.is_available() and distributed.is_initialized()):
-            return 1
-        return distributed.get_world_size(self._group)
+        return len(self._numbers)
 
     @property
     def rank(self) -> int:
         """0 when there is nothing to reduce."""
-        return torch.distributed.get_rank(self._group) if self.size > 1 else 0
+        self.meet()
+        return self._numbers.index(torch.distributed.get_rank()) if self.size > 1 else 0
+
+    @property
+    def divisor(self) -> float:
+        """By what the sum of the ranks' gradients is divided."""
+        return gradient_divisor(self._model, self.size)
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the ranks, in place."""
@@ -35,20 +55,41 @@ class Ranks:
         for work in works:
             work.wait()
 
-    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
-        """For each flag: whether any rank has it set. Waits for the device."""
-        counts = torch.tensor([int(flag) for flag in flags], device=device)
-        self.sum_([counts])
-        return [count > 0 for count in counts.tolist()]
+    def sums(self, numbers: Sequence[int]) -> list[int]:
+        """The sum of each number over the ranks, made on the hosts."""
+        if self.size == 1:
+            return list(numbers)
+        total = torch.tensor(numbers)
+        torch.distributed.all_reduce(total, group=self._hosts)
+        return [int(number) for number in total]
+
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """For each flag: whether any rank has it set."""
+        return [count > 0 for count in self.sums([int(flag) for flag in flags])]
+
+    def first(self, problem: str | None) -> str | None:
+        """The problem of the first rank that has one."""
+        if self.size == 1 or not self.any([problem is not None])[0]:
+            return problem
+        found: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(found, problem, group=self._hosts)
+        number, text = next((n, text) for n, text in zip(self._numbers, found, strict=True) if text)
+        return f"{text} (on rank {number})"
+
+    def largest(self, number: float) -> float:
+        """The largest of the ranks' numbers."""
+        if self.size == 1:
+            return number
+        found = torch.tensor(number, dtype=torch.float64)
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self._hosts)
+        return float(found)
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, which may have different numbers of them."""
         if self.size == 1:
             return rows
-        lengths = [torch.zeros((), dtype=torch.int64, device=rows.device) for _ in range(self.size)]
-        mine = torch.tensor(len(rows), device=rows.device)
-        torch.distributed.all_gather(lengths, mine, group=self._group)
-        counts = [int(length) for length in lengths]
+        mine = [len(rows) if r == self.rank else 0 for r in range(self.size)]
+        counts = self.sums(mine)
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from rootfree.curvature import ParameterCurvature
+from rootfree.placement.local import is_sharded
+from rootfree.placement.unsharded import split_inside, unsharded
 from rootfree.recorders.grams import wide_dtype
+from rootfree.recorders.loss_scale import LossScale
 from rootfree.recorders.losses import LOSSES, check_exact
 from rootfree.recorders.ranks import Ranks
 from rootfree.recorders.soundness import WholeGradients, which_have_examples_first
 from rootfree.shell.loss_terms import first_length
-
-# Gradients in half precision are off by under one part in a hundred.
-_TOLERANCE = 1.05
 
 
 class Recorder(ABC):
@@ -37,10 +37,10 @@ class Recorder(ABC):
     _records: dict[Any, Any]  # by parameter, layer or module: what `of` uses
     _context: object  # gradients of an earlier context's graphs are not counted
     _reduced: bool  # whether the ranks' recordings are summed up
-    _terms: list[int]  # loss terms seen by `backward`, in each way of counting them
-    _weight: Tensor | None  # lower bound on the weight of a term in the loss
     _size = 1  # ranks that average gradients, when the context was entered
+    _divisor = 1.0  # by what the sum of their gradients is divided
     _n: int | None  # examples in the model's input; None: not known
+    _late: list[nn.Parameter]  # sharded ones, whose gradients are looked at when they are whole
     _passing = False  # whether passes of the recorder's own are under way
     _unclear: list[tuple[Any, Any]]  # who may have its examples elsewhere, with its output's edge
 
@@ -62,15 +62,22 @@ class Recorder(ABC):
         self.scaler = scaler
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._ranks = Ranks(process_group)
+        if names := split_inside(model):
+            raise ValueError(
+                f"model must have layers that are whole inside forward and backward, as under DDP "
+                f"and FSDP2, but parameter {names[0]} is split by tensor parallelism: "
+                f"{type(self).__name__} would record the curvature of a part"
+            )
+        self._ranks = Ranks(model, process_group)
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._parameters = dict(model.named_parameters())
+        self._sharded = any(map(is_sharded, self._parameters.values()))
         self._open = False
         self._skipping = False
         self._handles: list[Any] = []
-        self._trusted: set[int] = set()  # batch sizes whose scale was found right
+        self._scale = LossScale(loss, self._ranks)
         self._whole = WholeGradients()
-        self._drop()
+        self._begin()
 
     def _install(self) -> list[Any]:
         """Put hooks on the model; their handles are removed when the context is left."""
@@ -100,7 +107,12 @@ class Recorder(ABC):
 
     def _reduce(self) -> None:
         """Bring together what several ranks recorded; called once between recording and use."""
-        self._ranks.sum_([self._sum_of(p) for p in self.model.parameters() if p.requires_grad])
+        self._ranks.sum_([self._sum_of(p) for p in self._parameters.values() if p.requires_grad])
+
+    def _check_terms(self, batch_size: int) -> None:
+        """Raise RuntimeError where the loss seen by `backward` contradicts `batch_size`."""
+        if self.loss is not None:
+            self._scale.check(batch_size)
 
     @abstractmethod
     def _describe(self, p: nn.Parameter) -> str:
@@ -113,9 +125,10 @@ class Recorder(ABC):
     def __enter__(self) -> Self:
         if self._open or self._skipping:
             raise RuntimeError(f"{type(self).__name__} is entered already")
-        self._check_model()
-        self._drop()
-        self._size = self._ranks.size
+        if replaced := self._replaced():
+            raise RuntimeError(replaced)
+        self._begin()
+        self._divisor = self._ranks.divisor
         self._looks = {name: _look(p) for name, p in self._parameters.items()}
         self._handles = self._install()
         self._open = True
@@ -139,7 +152,7 @@ class Recorder(ABC):
     def _skip(self) -> Iterator[Recorder]:
         if self._open or self._skipping:
             raise RuntimeError(f"{type(self).__name__} is entered already")
-        self._drop()
+        self._begin()
         self._skipping = True
         try:
             yield self
@@ -151,6 +164,8 @@ class Recorder(ABC):
         unclear, self._unclear = self._unclear, []
         if not unclear:
             return []
+        if self._sharded:  # the pass would gather parameters, and other ranks may not make it
+            return [(who, False) for who, _ in unclear]
         self._passing = True
         try:
             found = which_have_examples_first(output, self._n, [edge for _, edge in unclear])
@@ -182,13 +197,7 @@ class Recorder(ABC):
         handle = outputs.register_hook(gradients.append)
         loss.backward()
         handle.remove()
-        z = outputs.detach()
-        terms = LOSSES[self.loss].terms(z)
-        self._terms = [a + b for a, b in zip(self._terms or [0] * len(terms), terms, strict=True)]
-        for g in gradients:
-            scale = self._scale_of(g)
-            w = LOSSES[self.loss].weight(z.float(), g.float() / scale, loss.detach() / scale)
-            self._weight = w if self._weight is None else torch.maximum(self._weight, w)
+        self._scale.see(outputs.detach(), gradients, loss.detach(), self._scale_of(loss))
 
     def _scale_of(self, like: Tensor) -> Tensor | float:
         """By what the gradient scaler has multiplied the loss."""
@@ -240,76 +249,89 @@ class Recorder(ABC):
 
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise RuntimeError when there is nothing recorded that fits these parameters."""
+        problem, together = self._problem(params), self._size > 1 and not self._reduced
+        if together:  # those that are content would wait for the others
+            problem = self._ranks.first(problem)
+        if problem is not None:
+            raise RuntimeError(problem)
+        if not self._reduced:
+            self._verify()
+        if together:
+            self._scale.reduce()
+            self._reduce()
+        self._reduced = True
+
+    def _problem(self, params: Sequence[Tensor]) -> str | None:
+        """Why what was recorded does not serve these parameters."""
         name = type(self).__name__
         if not self._records:
-            raise RuntimeError(
+            return (
                 f"{name} has recorded no backward pass since the last step: run forward and "
                 f"backward inside `with recorder:`{self._hint}. Hooks do not reach into "
                 "a model compiled by torch.compile: record the model it was made from"
             )
-        self._check_model()
+        if replaced := self._replaced():
+            return replaced
         for key, p in self._parameters.items():
             if _look(p) != self._looks[key]:
-                raise RuntimeError(
+                return (
                     f"parameter {key} was {self._looks[key]} when the {name} recorded and is "
                     f"{_look(p)} now: run forward and backward again"
                 )
         if not any(id(p) in self._names for p in params):
-            raise RuntimeError(f"none of the optimizer's parameters belongs to the {name}'s model")
-        if not self._reduced:
-            self._verify()
-        if self._size > 1 and not self._reduced:
-            self._reduce()
-        self._reduced = True
+            return f"none of the optimizer's parameters belongs to the {name}'s model"
+        return None
 
     def used(self) -> None:
         """Drop what was recorded: the optimizer calls it at the end of a step that used it."""
         self._drop()
 
+    def _begin(self) -> None:
+        """A new context, whether it records or not."""
+        self._drop()
+        self._scale.clear()
+        self._ranks.meet()
+        self._size = self._ranks.size
+
     def _drop(self) -> None:
         self._records = {}
         self._context = object()
         self._reduced = False
-        self._terms = []
-        self._weight = None
         self._n = None
 
-    def _check_model(self) -> None:
+    def _replaced(self) -> str | None:
         now = dict(self.model.named_parameters())
         for name, p in self._parameters.items():
-            if now.get(name) is not p:
-                raise RuntimeError(
+            found = now.get(name)
+            # Between forward and backward FSDP2 may have the whole parameter in its place.
+            if found is not p and found is not unsharded(self.model).get(id(p), p):
+                return (
                     f"parameter {name} of the model was replaced since the "
                     f"{type(self).__name__} was made: make a new one, and a new optimizer"
                 )
+        return None
 
-    def _check_batch_size(self, batch_size: int) -> None:
-        """Raise RuntimeError where the loss seen by `backward` contradicts `batch_size`."""
-        if self._weight is None:
-            return
-        terms = [count * self._size for count in self._terms]
-        if batch_size not in (*terms, 1):
-            raise RuntimeError(
-                f"the loss had {' or '.join(map(str, dict.fromkeys(terms)))} terms, but "
-                f"batch_size is {batch_size}. batch_size is the number of terms that the loss "
-                "averages, over all micro-batches and ranks, or 1 for a summed loss"
-            )
-        if batch_size in self._trusted:
-            return  # looked at once: reading the scale waits for the device
-        # gradients of a rank are those of its own average
-        excess = float(self._weight) * batch_size / self._size
-        if excess > _TOLERANCE:
-            raise RuntimeError(
-                f"batch_size={batch_size} says that the loss is an average, but its gradient is "
-                f"at least {excess:.3g} times that of one: average the loss over its "
-                f"{terms[0]} terms, or set batch_size=1 for a summed loss"
-            )
-        self._trusted.add(batch_size)
+    def _whole_gradients(self, params: Sequence[nn.Parameter]) -> list[Any]:
+        """Hooks that keep the gradients of these; of sharded ones once they are whole."""
+        self._whole.begin()
+        self._late = [p for p in params if is_sharded(p)]
+        return self._whole.install({p: p for p in params if not is_sharded(p)}, self._scale_of)
+
+    def _late_gradients(self) -> None:
+        """Hooks on what the model's forward pass used in place of sharded parameters."""
+        late, self._late = self._late, []
+        leaves = dict(zip(late, self._leaves(late), strict=True))
+        self._handles += self._whole.install(leaves, self._scale_of)
+
+    def _leaves(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """What autograd differentiates by: of sharded parameters the whole ones."""
+        whole = unsharded(self.model) if self._sharded else {}
+        return [whole.get(id(p), p) for p in params]
 
     def summary(self) -> str:
         """A table: parameter, shape, curvature."""
         rows = [("parameter", "shape", "curvature")]
-        for name, p in self.model.named_parameters():
+        for name, p in self._parameters.items():
             shape = "x".join(map(str, p.shape)) or "scalar"
             rows.append((name, shape, self._describe(p) if p.requires_grad else "frozen"))
         widths = [max(len(row[column]) for row in rows) for column in range(2)]

@@ -59,9 +59,14 @@ class HutchinsonDiagonal(Recorder):
     ) -> None:
         super().__init__(model, scaler=scaler, seed=seed, process_group=process_group)
         self.samples = positive_integer("samples", samples)
+        if self._sharded:
+            raise ValueError(
+                "model must have whole parameters: HutchinsonDiagonal differentiates twice, which "
+                "FSDP2 does not support. Use DDP, or another recorder"
+            )
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
-        params = [p for p in self.model.parameters() if p.requires_grad]
+        params = [p for p in self._parameters.values() if p.requires_grad]
         gradients = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
         # A parameter that the gradient does not depend on has no curvature of its own.
         pairs = [(p, g) for p, g in zip(params, gradients, strict=True) if g is not None]
@@ -88,7 +93,7 @@ class HutchinsonDiagonal(Recorder):
         """h of the differentiated loss; how many terms it averages is in it already."""
         h = self._records.get(id(p))
         # Gradients averaged over ranks are those of the average of the ranks' losses.
-        return None if h is None else DiagonalCurvature(h / self._size)
+        return None if h is None else DiagonalCurvature(h / self._divisor)
 
     def _describe(self, p: nn.Parameter) -> str:
         return "diagonal Hessian"
@@ -148,8 +153,8 @@ class MonteCarloFisherRecorder(Recorder):
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         if outputs is None:
             raise ValueError("the model's outputs are needed: recorder.backward(loss, outputs)")
-        params = [p for p in self.model.parameters() if p.requires_grad]
-        for s, gradients in enumerate(self._drawn(outputs, params)):
+        params = [p for p in self._parameters.values() if p.requires_grad]
+        for s, gradients in enumerate(self._drawn(outputs, self._leaves(params))):
             for p, g in zip(params, gradients, strict=True):
                 if g is not None:
                     self._sum_of(p)[s].add_(g)  # micro-batches: independent terms of one sum
@@ -159,7 +164,7 @@ class MonteCarloFisherRecorder(Recorder):
         V = self._records.get(id(p))
         if V is None:
             return None
-        self._check_batch_size(batch_size)
+        self._check_terms(batch_size)
         return SumOfOuterProducts(V / (self.samples * batch_size) ** 0.5)
 
     def _describe(self, p: nn.Parameter) -> str:

@@ -21,6 +21,10 @@ NOT_WHOLE = (
     "what went through its modules is not its whole gradient: it is used elsewhere too (tied, or "
     "by a function), made by a hook (weight_norm, spectral_norm), or its module mixes examples"
 )
+UNCLEAR = (
+    "two of its axes are as long as the batch, and with sharded parameters it cannot be found out "
+    "which of them counts the examples; another batch size tells them apart"
+)
 # The part of a gradient that must be where the example is.
 _MOST = 0.9
 
@@ -32,18 +36,24 @@ class WholeGradients:
         self._known: set[int] = set()  # ids of parameters that were looked at
         self._totals: dict[int, dict[int, Tensor]] = {}  # by parameter and backward pass
 
-    def install(
-        self, params: Sequence[nn.Parameter], scale_of: Callable[[Tensor], Any]
-    ) -> list[Any]:
-        """Hooks that keep the gradients of parameters that were not looked at yet."""
+    def begin(self) -> None:
+        """A new context: forget the gradients of an earlier one."""
         self._totals = {}
+
+    def install(
+        self, params: Mapping[nn.Parameter, Tensor], scale_of: Callable[[Tensor], Any]
+    ) -> list[Any]:
+        """Hooks that keep the gradients of parameters that were not looked at yet.
+
+        `params`: with what autograd knows each as.
+        """
 
         def keep(p: nn.Parameter, grad: Tensor) -> None:
             wide = grad.detach().to(wide_dtype(grad.dtype)) / scale_of(grad)
             self._totals.setdefault(id(p), {})[this_backward()] = wide
 
         waiting = [p for p in params if p.requires_grad and id(p) not in self._known]
-        return [p.register_hook(partial(keep, p)) for p in waiting]
+        return [params[p].register_hook(partial(keep, p)) for p in waiting]
 
     def waits_for(self, p: Tensor) -> bool:
         """Whether a parameter was not looked at yet."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -27,9 +27,10 @@ from rootfree.kernels.stack import Part, Stack, portions
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import whole_bytes
+from rootfree.placement.local import is_sharded
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
-from rootfree.shell.groups import named
+from rootfree.shell.groups import as_list, named
 from rootfree.shell.inspection import Factor, block_factors, factor_limit
 from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
@@ -80,10 +81,12 @@ class BlockOptimizer(RootFreeOptimizer):
     def _settle(self, group: Group) -> None:
         if self._of(group) is self:
             params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
-            if self._placement is not None and any(map(self._pairs.is_weight, params)):
+            shared = self._placement is not None or any(map(is_sharded, params))
+            if shared and any(map(self._pairs.is_weight, params)):
                 raise ValueError(
-                    "placement must be None where the curvature treats a weight and its bias as "
-                    "one matrix; KFACRecorder(..., joint=False) takes them apart"
+                    "curvature must not treat a weight and its bias as one matrix where ranks "
+                    "share blocks (placement, or sharded parameters); KFACRecorder(..., "
+                    "joint=False) takes them apart"
                 )
             self._placing.settle(
                 params, group, lambda p: [each[1:] for each in self._cut(p, group)]
@@ -94,7 +97,7 @@ class BlockOptimizer(RootFreeOptimizer):
         return super()._remember(group)
 
     def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
-        if self._placed is None or not self._placed.homes:
+        if self._placed is None or not self._placed.shares:
             return {}
         memories = [self._memory_of(group) for group in self.param_groups]
         counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
@@ -175,6 +178,16 @@ class BlockOptimizer(RootFreeOptimizer):
         return stack.directions[0]
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
+        if isinstance(param_group, dict):
+            param_group = {**param_group, "params": as_list(param_group["params"])}
+        try:
+            return self._checked_blocks(param_group)
+        except (TypeError, ValueError) as error:
+            if isinstance(param_group, dict):
+                self._placing.refuse(param_group["params"], error)
+            raise
+
+    def _checked_blocks(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
         for what, p in named(group["params"]):
             try:  # an impossible structure or block size is found before anything is changed
@@ -310,6 +323,8 @@ class BlockOptimizer(RootFreeOptimizer):
         self._send_numbers(work)
         for where, stack in work.stacks:
             gs = [work.gs[i] for i in where]
+            if work.meshes:  # FSDP may have moved its shards
+                stack.ps = [work.ps[i] for i in where]
             with torch.cuda.device_of(gs[0]):
                 stack.tell(work.skip)
                 stack.gather_(gs, squares=work.refresh)
@@ -357,13 +372,15 @@ class BlockOptimizer(RootFreeOptimizer):
         if self._curvature is None:
             return OuterProducts(part.G, weight=B)
         tiles = [(slot.p, slot.tile) for slot in part.share.slots]
-        if self._placing.homes:
-            tiles = [each for slot in part.share.slots for each in self._placing.tiles_of(slot)]
         return self._curvature.blocks(tiles, part.G, B=B)
+
+    def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
+        return self._placing.blocks_here(p)
 
     def _stacks(self, work: Work) -> list[tuple[list[int], AnyStack]]:
         """Stacks for the work's parameters; those with kernels have one dtype each."""
-        ps, present = work.ps, set(work.ps)
+        ps = [work.group["params"][i] for i in work.where] if work.meshes else work.ps
+        present = set(ps)
         if stack := self._placing.stack(work, self._memories[id(work.group)], self._products):
             return [([*range(len(ps))], stack)]
         alike: dict[Any, list[Bucket[Plan]]] = {}

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from rootfree.placement.local import is_sharded
-
 
 def as_list(params: Any) -> list[Any]:
     """The parameters of a group, in order."""
@@ -46,16 +44,6 @@ def check_devices(params: list[Any], kernels: Container[str]) -> None:
     for what, p in named(params):
         if p.device.type not in kernels:
             raise ValueError(f"fused must be None or False for {what} on {p.device}, got True")
-
-
-def check_whole(params: list[Any]) -> None:
-    """Refuse sharded parameters where a curvature is given, which knows whole ones."""
-    for what, p in named(params):
-        if is_sharded(p):
-            raise ValueError(
-                f"curvature must be None for sharded parameters (DTensors), as {what} is one: "
-                "recorders see whole parameters, as under DDP"
-            )
 
 
 def check_option_names(given: Iterable[str], options: Collection[str], *, method: str) -> None:

@@ -63,15 +63,14 @@ class Watch:
         them, and the shards of a gradient (a DTensor) are asked about together.
         """
         found: dict[torch.device, list[Tensor]] = {}
-        params: dict[torch.device, list[Tensor]] = {}
+        meshes: dict[torch.device, list[Any]] = {}
         for w in work:
             if not isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
                 found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
-                whole = [w.group["params"][i] for i in w.where]
-                params.setdefault(w.ps[0].device, []).extend(whole)
+                meshes.setdefault(w.ps[0].device, []).extend(w.meshes)
         flags = {device: self._flag(gs, device) for device, gs in found.items()}
         for device, flag in flags.items():
-            for group in _process_groups(params[device]):
+            for group in _process_groups(meshes[device]):
                 torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
         if len(flags) > 1:
             votes = list(flags.values())
@@ -123,10 +122,14 @@ def _each_finite(gs: Sequence[Tensor]) -> bool:
     return all(bool(g.isfinite().all()) for g in gs)
 
 
-def _process_groups(params: Iterable[Tensor]) -> list[Any]:
-    """Those over which parameters are sharded, in an order that is the same on all ranks."""
-    meshes = dict.fromkeys(p.device_mesh for p in params if hasattr(p, "device_mesh"))
-    return [mesh.get_group(axis) for mesh in meshes for axis in range(mesh.ndim)]
+def _process_groups(meshes: Iterable[Any]) -> list[Any]:
+    """Those along the axes of meshes, where there is more than one rank."""
+    return [
+        mesh.get_group(axis)
+        for mesh in dict.fromkeys(meshes)
+        for axis in range(mesh.ndim)
+        if mesh.size(axis) > 1
+    ]
 
 
 def _refuse(groups: Sequence[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ distributed checkpoints and sharded training take it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any, ClassVar, cast
 
@@ -26,6 +26,7 @@ from rootfree.curvature import CurvatureSource
 from rootfree.kernels.halves import joined
 from rootfree.kernels.plan import kernel_devices, kernels_run
 from rootfree.layout.joint import JointPairs
+from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import placed_like
 from rootfree.placement.local import is_sharded, local_row
 from rootfree.rules.momentum import Tail
@@ -39,7 +40,6 @@ from rootfree.shell.groups import (
     check_devices,
     check_option_names,
     check_parameters,
-    check_whole,
 )
 from rootfree.shell.inspection import Factor, measured, update_rms
 from rootfree.shell.nonfinite import Watch
@@ -158,6 +158,10 @@ class RootFreeOptimizer(Optimizer, ABC):
         """Positions, by id of the group, of parameters whose gradient only other ranks have."""
         return {}  # nobody asks them, unless a method says otherwise
 
+    def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
+        """The blocks of `p` that this rank owns; None: ranks do not share them."""
+        return None  # nobody does, unless a method says otherwise
+
     @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own options; a bad group changes nothing."""
@@ -189,8 +193,6 @@ class RootFreeOptimizer(Optimizer, ABC):
         if self._fused:
             check_devices(group["params"], kernel_devices(True))
         self._pairs.check_group(group["params"])
-        if self._curvature is not None:
-            check_whole(group["params"])
         options = [*method.options, *(["companion"] if has_companions else [])]
         check_option_names(param_group, options, method=name)
         return {**group, **method._checked_options(group)}
@@ -250,7 +252,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         acts = self._watch.look(work, self.param_groups)
         refreshed = [w for w in work if w.refresh] if self._curvature is not None else []
         if self._curvature is not None:
-            self._curvature.check([p for w in refreshed for p in w.ps])
+            self._curvature.check([p for w in refreshed for p in w.params])
         if self._batch_counter is not None:
             self._count_batch()
         elif self._wrappers != () and not torch.compiler.is_compiling():
@@ -258,7 +260,8 @@ class RootFreeOptimizer(Optimizer, ABC):
         if any(self._terms(w.group) is None for w in work):
             raise RuntimeError(_BATCH_SIZE_MISSING)
         if self._curvature is not None:
-            self._curvature.ask((p, self._terms(w.group)) for w in refreshed for p in w.ps)
+            asked = ((p, self._terms(w.group)) for w in refreshed for p in w.params)
+            self._curvature.ask(asked, self._blocks_here)
         for w in work:
             if acts:
                 self._act(w)
@@ -312,7 +315,7 @@ class RootFreeOptimizer(Optimizer, ABC):
                 work = sorted_work(group, kinds, rows, elements_at_once=self._elements_at_once)
                 patterns[:] = [(kinds, work), *patterns[: MOST_PATTERNS - 1]]
             for w in work:
-                if w.withins is None:
+                if not w.meshes:
                     w.gs = [cast("Tensor", gs[i]) for i in w.where]
                 else:
                     w.take_parts(gs)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.halves import joined
-from rootfree.layout.buckets import Slot
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import mismatches, owned_rows, saved_rows
-from rootfree.placement.homes import Cut, Home, settle, tile_number
+from rootfree.placement.homes import Home, description, settle, tile_number
+from rootfree.placement.owners import Cut
 from rootfree.placement.placed_stack import Absent, PlacedStack
-from rootfree.placement.ranks import Ranks
+from rootfree.placement.ranks import PROBLEM, Ranks
 from rootfree.placement.sharded import Sharded, sharing_ranks
 from rootfree.shell.checkpoint_matching import StateMismatchError, match_state_dict
 from rootfree.shell.parameter_state import renumber_, working_dtype
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Group = dict[str, Any]
 PrefixedTile = tuple[str, Tile, tuple[Structure, ...]]
 _NONE: Absent = frozenset()
+_ADDING = "adding a parameter group"
 _PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
 
 
@@ -39,6 +40,7 @@ class Placing:
         self._crews: dict[tuple[int, ...], Ranks] = {}
         self._absent: dict[int, Absent] = {}  # by id of the group
         self.homes: dict[Tensor, Home] = {}
+        self.shares = False  # whether any of them is shared with another rank
         self.steps = 0
 
     @property
@@ -51,18 +53,43 @@ class Placing:
         params = [p for p in params if p not in self.homes]
         if not params:
             return
-        numbers = sharing_ranks(self._option, params)
-        if numbers is None:
+        sharing = sharing_ranks(self._option, params)
+        if sharing is None:
             return
-        ranks = self._crews.get(tuple(numbers)) or Ranks(numbers)
-        self.homes |= settle(
-            params,
-            [cut(p) for p in params],
-            ranks,
-            _plain(group),
-            at_owners=self._option is not None,
-        )
-        self._crews[tuple(numbers)] = ranks
+        cuts = [cut(p) for p in params]
+        said = {**description(params, cuts), **_plain(group), **self._asked(group)}
+        everyone = self._crews.get(tuple(sharing.everyone)) or Ranks(sharing.everyone)
+        everyone.check_agree(_ADDING, said, about="a parameter group")
+        same = sharing.crew == sharing.everyone
+        ranks = everyone if same else self._crews.get(tuple(sharing.crew)) or Ranks(sharing.crew)
+        divided = self._option is not None and ranks.world > 1
+        self.homes |= settle(params, cuts, ranks, at_owners=divided)
+        self._crews[tuple(sharing.crew)] = ranks
+        self.shares = self.shares or ranks.world > 1
+
+    def _asked(self, group: Group) -> dict[str, Any]:
+        """What was asked for beside options that are numbers and names."""
+        names = [p[0] for p in group["params"] if isinstance(p, tuple)]
+        option = self._option and f"Sharded(replicas={self._option.replicas})"
+        return {"the names of the parameters": names, "placement": option}
+
+    def refuse(self, params: Sequence[Any], problem: Exception) -> None:
+        """Tell the ranks that wait for this one, if any do, why it does not add its group."""
+        tensors = [p[1] if isinstance(p, tuple) else p for p in params]
+        try:
+            sharing = sharing_ranks(self._option, [p for p in tensors if isinstance(p, Tensor)])
+        except ValueError:  # the first problem is told
+            return
+        if sharing is not None:
+            Ranks(sharing.everyone).differ(_ADDING, {PROBLEM: str(problem)})
+
+    def _shared(self, p: Tensor) -> Home | None:
+        """The home of a parameter whose blocks other ranks own too.
+
+        Alone, a rank takes steps like those on plain tensors; homes are there for checkpoints.
+        """
+        home = self.homes.get(p) if self.shares else None
+        return None if home is None or home.ranks.world == 1 else home
 
     def block_state(
         self, p: Tensor, prefix: str, tile: Tile, make: Callable[..., dict[str, Tensor]]
@@ -85,7 +112,7 @@ class Placing:
 
     def cut_here(self, p: Tensor, cut: list[PrefixedTile]) -> list[PrefixedTile]:
         """The tiles of `p` with the blocks that are owned here."""
-        home = self.homes.get(p)
+        home = self._shared(p)
         if home is None:
             return cut
         return [
@@ -94,15 +121,12 @@ class Placing:
             if home.mine(tile_number(prefix))
         ]
 
-    def tiles_of(self, slot: Slot) -> list[tuple[Tensor, Tile]]:
-        """Where the blocks of a slot are: one tile, or one for each block that is owned here."""
-        home = self.homes.get(slot.p)
+    def blocks_here(self, p: Tensor) -> list[Tile] | None:
+        """A tile for each block of `p` that is owned here; None: ranks do not share them."""
+        home = self._shared(p)
         if home is None:
-            return [(slot.p, slot.tile)]
-        number, view, sizes = tile_number(slot.prefix), slot.tile.view, slot.tile.sizes
-        boxes = [home.blocks[number][n] for n in home.mine(number)]
-        starts = [tuple(start for start, _ in box) for box in boxes]
-        return [(slot.p, Tile(view, start, (1,) * len(sizes), sizes)) for start in starts]
+            return None
+        return [tile for number in range(len(home.cut)) for tile in home.single_blocks(number)]
 
     def agree(self, groups: Sequence[Group], counts: Sequence[list[int]]) -> dict[int, list[int]]:
         """Before a step: the positions, by id of the group, whose gradients other ranks have.
@@ -112,18 +136,16 @@ class Placing:
         """
         elsewhere: dict[int, list[int]] = {}
         self._absent, self.steps = {}, self.steps + 1
-        options = {
-            f"{name} of parameter group {n}": value
-            for n, (group, steps) in enumerate(zip(groups, counts, strict=True))
-            for name, value in {**_plain(group), "step": steps}.items()
-        }
+        options = [
+            {**_plain(group), "step": steps} for group, steps in zip(groups, counts, strict=True)
+        ]
         for ranks in self._crews.values():
             mine = [g for g in groups if any(self._is_of(p, ranks) for p in g["params"])]
             seen = [[p.grad is not None for p in group["params"]] for group in mine]
             found = ranks.differ("step()", (options, seen))
             if found is None:
                 continue
-            ranks.check_alike([each for each, _ in found], about="step()")
+            ranks.check_alike([_labelled(each) for each, _ in found], about="step()")
             for n, group in enumerate(mine):
                 table = [patterns[n] for _, patterns in found]
                 some = [i for i, flags in enumerate(zip(*table, strict=True)) if any(flags)]
@@ -148,7 +170,7 @@ class Placing:
         `products`: the dtype of a parameter's products, given its structures and its group.
         """
         params = [work.group["params"][i] for i in work.where]
-        homes = [self.homes[p] for p in params if p in self.homes]
+        homes = [home for home in map(self._shared, params) if home is not None]
         if not homes:
             return None
         return PlacedStack(
@@ -194,17 +216,12 @@ class Placing:
         return owned_rows(like, self.homes, given)
 
     def report(self) -> list[str]:
-        """What this rank sends, for `summary()`: a line for each group of ranks."""
+        """What this rank exchanges, for `summary()`: a line for each group of ranks."""
         lines = []
-        for ranks in self.crews:
-            sent = ", ".join(
-                f"{what} {total // max(self.steps, 1):,}"
-                for what, total in ranks.sent.items()
-                if what != "checkpoints"
-            )
+        for ranks in (each for each in self.crews if each.world > 1):
+            told = ranks.traffic.described(max(self.steps, 1))
             lines.append(
-                f"blocks are shared by {ranks.world} ranks; bytes that rank "
-                f"{ranks.ranks[ranks.me]} sends in a step: {sent or 'none yet'}"
+                f"blocks are shared by {ranks.world} ranks; rank {ranks.ranks[ranks.me]}: {told}"
             )
         return lines
 
@@ -218,6 +235,15 @@ def _plain(group: Group) -> dict[str, Any]:
         name: value
         for name, value in group.items()
         if name not in ("params", "param_names") and isinstance(value, _PLAIN)
+    }
+
+
+def _labelled(groups: Sequence[Group]) -> Group:
+    """The options of all groups, by name and number of the group."""
+    return {
+        f"{name} of parameter group {n}": value
+        for n, group in enumerate(groups)
+        for name, value in group.items()
     }
 
 

@@ -15,7 +15,7 @@ from rootfree.kernels.plan import Plan
 from rootfree.kernels.rounding import Within
 from rootfree.kernels.stack import Stack
 from rootfree.layout.buckets import Bucket
-from rootfree.placement.local import is_sharded, local, local_gradient, local_row, within
+from rootfree.placement.local import local, local_parts, local_row, meshes_of, within
 from rootfree.placement.placed_stack import PlacedStack
 
 Tensors = list[Tensor]
@@ -42,15 +42,28 @@ class Work:
     stacks: list[tuple[list[int], AnyStack]] | None = None  # with positions in ps
     kernel: FusedDiagonal | None = None
     withins: list[Within | None] | None = None  # what ps are parts of; None: all are whole
+    meshes: list[Any] = field(default_factory=list)  # of sharded parameters; empty: none is
     skip: Tensor | None = None  # on the device: not 0 where nothing may change; None: it may
     ones: Tensor | None = None  # what the counts of the group's parameters grow by in a step
+
+    params: Tensors = field(init=False)  # the parameters, of sharded ones the whole
+
+    def __post_init__(self) -> None:
+        self.params = [self.group["params"][i] for i in self.where]
+
+    @property
+    def offsets(self) -> list[tuple[int, ...] | None]:
+        """Where ps begin in the parameters; None: it is all of one."""
+        found = self.withins or [None] * len(self.ps)
+        return [None if each is None else each.offsets for each in found]
 
     def take_parts(self, gs: Sequence[Tensor | None]) -> None:
         """Take what is here of this step's gradients, and of the parameters, from the group."""
         params = self.group["params"]
         # FSDP may have moved its shards: they are looked up anew.
-        self.ps[:] = [local(params[i]) for i in self.where]
-        self.gs = [local_gradient(params[i], gs[i]) for i in self.where]
+        self.ps[:], self.gs = local_parts(
+            [params[i] for i in self.where], [gs[i] for i in self.where]
+        )
 
 
 @dataclass(eq=False)
@@ -92,12 +105,14 @@ def sorted_work(
         limit = elements_at_once if device.type == "cpu" else None
         for part in [where] if limit is None else _portions(params, where, limit):
             ps, mine = [params[i] for i in part], [rows[i] for i in part]
-            if any(map(is_sharded, ps)):
-                withins = [within(p) for p in ps]
+            if meshes := meshes_of(ps):
+                found = [within(p) for p in ps]
+                withins = None if all(each is None for each in found) else found
                 ps, mine = [*map(local, ps)], [*map(local_row, mine)]
-                work.append(Work(group, part, ps, mine, refresh=refresh, withins=withins))
+                work.append(Work(group, part, ps, mine, withins=withins, meshes=meshes))
             else:
-                work.append(Work(group, part, ps, mine, refresh=refresh))
+                work.append(Work(group, part, ps, mine))
+            work[-1].refresh = refresh
     return work
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from rootfree_lab.bench import chart, markdown
 from rootfree_lab.bench.contenders import Contender
+from rootfree_lab.bench.distributed_command import Arguments as Distributed
 from rootfree_lab.bench.first_try.command import Arguments as FirstTry
 from rootfree_lab.bench.iteration import DEFAULT as DEFAULT_OF_ITERATIONS
 from rootfree_lab.bench.iteration import measure_iterations
@@ -49,17 +50,32 @@ class Arguments:
     chart: Path | None = None
 
 
-def check_mode(given: Arguments, tried: FirstTry, *, first_try: bool) -> None:
-    """An option of the steps has no place beside --first-try, nor one of that without it."""
-    idle: Arguments | FirstTry = given if first_try else tried
-    for each in fields(idle):
-        value = getattr(idle, each.name)
-        changed = bool(value) if isinstance(value, list) else value != each.default
-        if each.name in ("device", "json") or not changed:
-            continue
-        option = "--" + {"assignments": "set"}.get(each.name, each.name).replace("_", "-")
-        beside = "has no place beside" if first_try else "needs"
-        raise ConfigError(f"{option} {beside} --first-try")
+Mode = Arguments | FirstTry | Distributed
+
+
+def check_modes(asked: Sequence[bool], modes: Mapping[str, Mode]) -> None:
+    """One mode was asked for, or none, and no option of another.
+
+    `modes`: by their option; the first, which has none, is the one that needs no asking.
+    """
+    chosen = [mode for mode, wanted in zip(modes, asked, strict=True) if wanted]
+    if len(chosen) > 1:
+        raise ConfigError(f"{chosen[1]} has no place beside {chosen[0]}")
+    _check_options(chosen[0] if chosen else next(iter(modes)), modes)
+
+
+def _check_options(chosen: str, modes: Mapping[str, Mode]) -> None:
+    own = {each.name for each in fields(modes[chosen])}
+    for mode, idle in modes.items():
+        for each in fields(idle):
+            value = getattr(idle, each.name)
+            changed = bool(value) if isinstance(value, list) else value != each.default
+            if each.name in own or not changed:
+                continue
+            names = {"assignments": "set", "node": "node-link"}
+            option = "--" + names.get(each.name, each.name).replace("_", "-")
+            why = f"needs {mode}" if mode else f"has no place beside {chosen}"
+            raise ConfigError(f"{option} {why}")
 
 
 def run(console: Console, given: Arguments) -> int:

@@ -1,0 +1,134 @@
+"""Which blocks travel together: rounds of a bounded number of bytes.
+
+While the blocks of a round are worked on, the gradients of the next one are on their way, and so
+are the directions of the one before. Every owner's blocks, in the order of its slabs, are taken
+apart by their bytes; all ranks know all owners, so they come to the same rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rootfree.kernels.stack import Share
+from rootfree.layout.buckets import Bucket, Slot
+from rootfree.layout.tiles import Tile
+from rootfree.placement.boxes import Box
+from rootfree.placement.exchange import Shadow, stand_in
+from rootfree.placement.homes import Home, tile_number
+
+# Bytes of the blocks that an owner works on in a round, about.
+ROUND_BYTES = 64 * 2**20
+
+#: of each parameter: (owner, box) of blocks
+Owned = dict[int, list[tuple[int, Box]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Blocks that travel together, and what this rank has to do with them."""
+
+    dtype: torch.dtype  # in which gradients and directions travel
+    owned: Owned
+    shares: list[Share]  # what is worked on here
+    rows: dict[tuple[int, Box], Shadow]  # by parameter and box: where in the stacks of the shares
+
+
+class _Place(NamedTuple):
+    """Where a block is in the slabs here."""
+
+    bucket: int
+    row: int
+    slot: Slot
+
+
+def divided(
+    homes: Sequence[Home], dtypes: Sequence[torch.dtype], limit: int
+) -> list[tuple[torch.dtype, Owned]]:
+    """The blocks of parameters by rounds; `dtypes`: in which those of each travel."""
+    alike: dict[Any, list[tuple[int, int]]] = {}  # tiles whose blocks share a slab
+    for i, home in enumerate(homes):
+        for t, (tile, structures) in enumerate(home.cut):
+            alike.setdefault((str(dtypes[i]), tile.sizes, structures), []).append((i, t))
+    rounds: dict[tuple[str, int], tuple[torch.dtype, Owned]] = {}
+    filled: dict[tuple[str, int], int] = {}  # bytes of an owner, by dtype
+    for (name, sizes, _), tiles in alike.items():
+        for i, t in tiles:
+            size = math.prod(sizes) * dtypes[i].itemsize
+            for owner, box in zip(homes[i].owners[t], homes[i].blocks[t], strict=True):
+                before = filled.get((name, owner), 0)
+                filled[name, owner] = before + size
+                _, owned = rounds.setdefault((name, before // limit), (dtypes[i], {}))
+                owned.setdefault(i, []).append((owner, box))
+    return [rounds[key] for key in sorted(rounds)]
+
+
+def make_rounds(
+    params: Sequence[Tensor], homes: Sequence[Home], buckets: Sequence[Bucket[Any]],
+    dtypes: Sequence[torch.dtype],
+) -> list[Round]:  # fmt: skip
+    """The rounds of a step on these parameters, whose blocks here are in the buckets."""
+    members = {p: i for i, p in enumerate(params)}
+    places: dict[tuple[int, Box], _Place] = {}
+    for number, bucket in enumerate(buckets):
+        start = 0
+        for slot in bucket.slots:
+            if slot.p in members:
+                i, tile = members[slot.p], tile_number(slot.prefix)
+                boxes = [homes[i].blocks[tile][n] for n in homes[i].mine(tile)]
+                for row, box in enumerate(boxes, start):
+                    places[i, box] = _Place(number, row, slot)
+            start += slot.tile.blocks
+    found = []
+    for dtype, owned in divided(homes, dtypes, ROUND_BYTES):
+        mine = [(i, box) for i, blocks in owned.items() for _, box in blocks if (i, box) in places]
+        shares, rows = _shares(mine, places, buckets)
+        found.append(Round(dtype, owned, shares, rows))
+    return found
+
+
+def _shares(
+    mine: Sequence[tuple[int, Box]], places: Mapping[tuple[int, Box], _Place],
+    buckets: Sequence[Bucket[Any]],
+) -> tuple[list[Share], dict[tuple[int, Box], Shadow]]:  # fmt: skip
+    """What of each bucket is in a round, every block as a slot of its own."""
+    shares: list[Share] = []
+    rows: dict[tuple[int, Box], Shadow] = {}
+    for number, bucket in enumerate(buckets):
+        blocks = [at for at in mine if places[at].bucket == number]
+        if not blocks:
+            continue
+        blocks.sort(key=lambda at: places[at].row)
+        stack = stand_in((len(blocks), *bucket.slots[0].tile.sizes))
+        rows.update({at: Shadow(len(shares), stack[n]) for n, at in enumerate(blocks)})
+        whole = len(blocks) == sum(slot.tile.blocks for slot in bucket.slots)
+        taken = None if whole else _runs([places[at].row for at in blocks])
+        slots = [_single(places[at].slot, at[1]) for at in blocks]
+        shares.append(Share(bucket, slots, taken, len(blocks)))
+    return shares, rows
+
+
+def _single(slot: Slot, box: Box) -> Slot:
+    """One block of a slot."""
+    starts, sizes = tuple(start for start, _ in box), slot.tile.sizes
+    return Slot(slot.p, Tile(slot.tile.view, starts, (1,) * len(sizes), sizes), slot.prefix, [])
+
+
+def _runs(rows: Sequence[int]) -> list[slice]:
+    """Ascending numbers as runs.
+
+    >>> _runs([0, 1, 2, 5, 6])
+    [slice(0, 3, None), slice(5, 7, None)]
+    """
+    found: list[slice] = []
+    for row in rows:
+        if found and found[-1].stop == row:
+            found[-1] = slice(found[-1].start, row + 1)
+        else:
+            found.append(slice(row, row + 1))
+    return found
