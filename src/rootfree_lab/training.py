@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+import typer
+from filelock import Timeout
 
-from rootfree_lab import checkpoints, parallel, weights
+from rootfree_lab import checkpoints, durable, parallel, weights
 from rootfree_lab.config import Config
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.devices import choose_device
@@ -82,6 +85,8 @@ def train(
         done = ranks.gathered(finished_record(out, config) if looks else None)[0]
         if done is not None:  # by another process
             found: Record = done
+            if ranks.first:
+                _remove(checkpoints.checkpoint_path(out, config))
             return found
         return _train(config, out, resume, stop, watchers, keep, ranks, device)
 
@@ -121,8 +126,24 @@ def _train(
             weights.save(weights.weights_path(out, config), state)
     if ranks.first:
         (keep or partial(append_record, records_path(out)))(record)
-        checkpoints.remove(path)
+        _remove(path)
     return record
+
+
+def _remove(path: Path) -> None:
+    """Remove the checkpoint of a recorded run: that it cannot be removed is no failure of it."""
+    try:
+        durable.remove(path)
+    except OSError as error:
+        typer.echo(f"{str(path)!r} cannot be removed: {error.strerror}", err=True)
+
+
+def sweep(out: Path, config: Config) -> None:
+    """Remove the checkpoint that a recorded run has left: its process was killed at the end."""
+    path = checkpoints.checkpoint_path(out, config)
+    if path.exists():
+        with suppress(Timeout), alone(out, config, waits=False):
+            _remove(path)
 
 
 def _run(
@@ -152,7 +173,7 @@ def _run(
                 with session.watch.paused():
                     state = session.state()
                     if session.ranks.first:
-                        checkpoints.save(path, config, state)
+                        _checkpoint(path, config, state, last=now > 0)
                 saved_at = time.monotonic()
                 if now > 0:
                     raise Interrupted(now, path)
@@ -161,6 +182,17 @@ def _run(
         return {**session.record(completed=False), "failure": failure("diverged", error)}
     session.watch.pause()
     return session.record(completed=True)
+
+
+def _checkpoint(path: Path, config: Config, state: dict[str, Any], *, last: bool) -> None:
+    """Save a checkpoint. Where it is not the `last`, a full disk does not end weeks of training."""
+    try:
+        checkpoints.save(path, config, state)
+    except OSError as error:
+        if last:
+            raise
+        kept = "the one before is kept; " if path.exists() else ""
+        typer.echo(f"{error}; {kept}training goes on", err=True)
 
 
 def failure(kind: str, error: BaseException) -> dict[str, str]:

@@ -17,7 +17,7 @@ from rootfree_lab.exit_codes import FAILED, with_exit_codes
 from rootfree_lab.parallel import speaks
 from rootfree_lab.progress import Lines, LiveBar, Watcher, describe_point, plain_lines
 from rootfree_lab.stopping import StopSignals
-from rootfree_lab.training import finished_record, records_path, train
+from rootfree_lab.training import finished_record, records_path, sweep, train
 
 
 def train_command(
@@ -36,6 +36,7 @@ def train_command(
     def work() -> int:
         config = load_config(config_file, assignments, entry)
         if resume and finished_record(out, config) is not None:
+            sweep(out, config)
             say(f"this run is in {records_path(out)} already: nothing to resume")
             return 0
         checkpoint = checkpoint_path(out, config)

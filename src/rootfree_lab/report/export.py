@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rootfree_lab.durable import replace_text
 from rootfree_lab.report.experiments import settings
 from rootfree_lab.report.records import AXES, METRICS, Run, read
 
@@ -20,10 +22,11 @@ def export(records: Path, target: Path, *, curves: bool) -> tuple[int, list[str]
     rows = [row for run in runs for row in (points(run) if curves else [of_run(run)])]
     # All settings of all runs: a run without one has an empty cell.
     fields = list(dict.fromkeys(key for row in rows for key in row))
-    with open(target, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fields)
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fields)
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_text(target, text.getvalue())
     return len(rows), problems
 
 

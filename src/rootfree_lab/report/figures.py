@@ -6,10 +6,12 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rootfree_lab.durable import replace_file
 from rootfree_lab.report.markup import Markup, tag
 from rootfree_lab.report.palette import GRID, INK, MUTED, PAPER, variables
 
@@ -81,9 +83,13 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     for ending in FORMATS:
         # Not with_suffix: a name may contain a dot.
         file = stem.parent / f"{stem.name}.{ending}"
-        figure.savefig(file, dpi=300, format=ending, metadata=_no_metadata(ending))
+        replace_file(file, partial(_draw, figure, ending))
         files.append(file)
     return files
+
+
+def _draw(figure: Figure, ending: str, file: Any) -> None:
+    figure.savefig(file, dpi=300, format=ending, metadata=_no_metadata(ending))
 
 
 def inline(figure: Figure, *, name: str, description: str) -> Markup:
