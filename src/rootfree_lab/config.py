@@ -170,7 +170,9 @@ class TrainConfig:
         _one_of("train.parallel", self.parallel, PARALLELS)
         _at_least(1, epochs=self.epochs, steps=self.steps, batch_size=self.batch_size)
         _at_least(1, eval_every=self.eval_every)
-        _at_least(0, seed=self.seed, context=self.context)
+        _at_least(0, context=self.context)
+        if not 0 <= self.seed < 2**32:  # torch takes no more bits: larger ones would repeat others
+            raise ValueError(f"seed must be from 0 to {2**32 - 1}, got {self.seed!r}")
         _in_unit_interval(label_smoothing=self.label_smoothing)
         if self.graphs and self.parallel != "none":
             raise ValueError(
