@@ -31,6 +31,22 @@ def checkpoint_path(out: Path, config: Config) -> Path:
     return out / "checkpoints" / f"{file_name(config)}.pt"
 
 
+def kept_path(path: Path, step: int) -> Path:
+    """Where a state that a run can go back to is, beside its checkpoint."""
+    return path.with_name(f"{path.stem}.step{step}.pt")
+
+
+def files(path: Path) -> list[Path]:
+    """All files of a run's checkpoint, what it can go back to and what killed writers left."""
+    return sorted(path.parent.glob(f"{path.stem}.*"))
+
+
+def remove(path: Path) -> None:
+    """Remove them."""
+    for file in files(path):
+        file.unlink(missing_ok=True)
+
+
 def save(path: Path, config: Config, state: Mapping[str, Any]) -> None:
     """Write a checkpoint; the file is the old or the new one, whole."""
     content = {

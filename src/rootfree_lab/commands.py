@@ -18,6 +18,15 @@ console = Console()
 
 Out = Annotated[Path, typer.Option(help="Folder for records, checkpoints and logs.")]
 
+Rollback = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Go back to the last good state so many times at most when the loss diverges, with "
+        "half the learning rate; the same as --set train.rollback=N.",
+    ),
+]
+
 Cache = Annotated[Path | None, typer.Option(help="Cache folder instead of ROOTFREE_CACHE.")]
 
 
@@ -231,13 +240,13 @@ def train(
     entry: Annotated[
         str | None, typer.Option(help="Label of an entry under compare to train instead.")
     ] = None,
+    rollback: Rollback = None,
 ) -> None:
     """Train the model that a config describes; Ctrl-C leaves a checkpoint for --resume."""
     from rootfree_lab.training_commands import train_command
 
-    code = train_command(
-        console, config, assignments=assignments or [], out=out, resume=resume, entry=entry
-    )
+    given = [*(assignments or []), *_rollback(rollback)]
+    code = train_command(console, config, assignments=given, out=out, resume=resume, entry=entry)
     raise typer.Exit(code)
 
 
@@ -250,14 +259,18 @@ def compare(
         list[str] | None, typer.Option(help="Label of an entry to run; may be given repeatedly.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side, as processes.")] = 1,
+    rollback: Rollback = None,
 ) -> None:
     """Run every entry that a config compares, with its seeds; what is on record is not repeated."""
     from rootfree_lab.training_commands import compare_command
 
-    code = compare_command(
-        console, config, assignments=assignments or [], out=out, only=only or [], jobs=jobs
-    )
+    given = [*(assignments or []), *_rollback(rollback)]
+    code = compare_command(console, config, assignments=given, out=out, only=only or [], jobs=jobs)
     raise typer.Exit(code)
+
+
+def _rollback(times: int | None) -> list[str]:
+    return [] if times is None else [f"train.rollback={times}"]
 
 
 @app.command()
@@ -272,7 +285,7 @@ def report(
 
     try:
         written = write_report(records, out)
-    except ReportError as error:
+    except (ReportError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     for problem in written.problems:

@@ -76,12 +76,6 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def remove(path: Path) -> None:
-    """Remove a file, and what killed writers left beside it."""
-    path.unlink(missing_ok=True)
-    remove_leftovers(path)
-
-
 def remove_leftovers(path: Path) -> None:
     """Remove what killed writers left beside a file; nobody else may be writing it."""
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):

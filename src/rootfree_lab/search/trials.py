@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootfree_lab import durable
-from rootfree_lab.checkpoints import CheckpointError, checkpoint_path
+from rootfree_lab import checkpoints
+from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config
 from rootfree_lab.durable import NotWritten
 from rootfree_lab.measures import is_out_of_memory
@@ -86,7 +86,7 @@ def carry_out(task: Task, channel: Channel) -> Outcome:
             if teller.pruned is None:
                 return Outcome(INTERRUPTED, str(given_up))
             keep(teller.pruned)
-            durable.remove(checkpoint_path(out, config))
+            checkpoints.remove(checkpoints.checkpoint_path(out, config))
         except Interrupted as stopped:
             return Outcome(INTERRUPTED, str(stopped))
         except NotWritten as error:
