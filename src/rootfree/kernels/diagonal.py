@@ -95,7 +95,7 @@ class FusedDiagonal:
             count = len(ps)
             alike = all(_alike(t, ps[i % count]) for i, t in enumerate(mine[: 3 * count]))
             # The noise of rounding counts elements in the order of the indices.
-            dense = all(p.is_contiguous() or (not rounded and _dense(p)) for p in ps)
+            dense = all(p.is_contiguous() or (not rounded and is_dense(p)) for p in ps)
             self._strides = [p.stride() for p in ps] if dense and alike else None
         if self._strides is None or {type(g) for g in gs} != {Tensor}:
             return False
@@ -113,7 +113,7 @@ def _alike(t: Tensor, p: Tensor) -> bool:
     return t.shape == p.shape and all(mine == its or size == 1 for mine, its, size in axes)
 
 
-def _dense(p: Tensor) -> bool:
+def is_dense(p: Tensor) -> bool:
     """Whether the elements fill one piece of memory, in whatever order of the axes."""
     expected = 1
     for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):

@@ -9,6 +9,7 @@ from torch import Tensor
 from rootfree.kernels import triton_blocks as blocks
 from rootfree.kernels import triton_diagonal as diagonal
 from rootfree.kernels import triton_factors as factors
+from rootfree.kernels import triton_finite as finite
 from rootfree.kernels import triton_products as products
 
 _DTYPES = {
@@ -18,7 +19,7 @@ _DTYPES = {
     torch.float64: tl.float64,  # of state: what is computed is computed in fp32
 }
 
-__all__ = ["blocks", "diagonal", "dtype", "factors", "products"]
+__all__ = ["blocks", "diagonal", "dtype", "factors", "finite", "products"]
 
 
 def dtype(tensor: Tensor) -> tl.dtype:

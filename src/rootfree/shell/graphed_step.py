@@ -87,6 +87,7 @@ class GraphedStep:
             with torch.cuda.device(self._device):
                 for w in work:
                     optimizer._send_numbers(w)
+                optimizer._watch.kernel.stock_up()
                 replayed = self._recordings(
                     kind, optimizer.step, held=_Held(gs, objects), record=self._record
                 )

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from rootfree.kernels.finite import DTYPES, FiniteLook
+from rootfree.kernels.plan import kernels_run
 from rootfree.shell.checks import OneOf
 from rootfree.shell.summary import named_groups
 from rootfree.shell.work import Work
@@ -27,8 +29,10 @@ _mode = OneOf(("skip", "raise", "propagate"))
 class Watch:
     """Looks at the gradients of a step before anything changes, and counts what is left out."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, *, fused: bool | None = None) -> None:
         self.mode: str = _mode("nonfinite", mode)
+        self._fused = fused
+        self.kernel = FiniteLook()
         self._counts: dict[torch.device, Tensor] = {}
 
     def look(self, work: Sequence[Work], groups: Sequence[dict[str, Any]]) -> bool:
@@ -38,24 +42,59 @@ class Watch:
         """
         for w in work:
             w.skip = None
-        flags = {} if self.mode == "propagate" else find_nonfinite(work)
+        flags = {} if self.mode == "propagate" else self._find_nonfinite(work)
         if self.mode == "raise":
             if any(map(bool, flags.values())):
                 _refuse(groups)
         elif flags:
             # One device counts: a CPU, if there is one, for all of them.
             device = next(filter(host_reads, flags), next(iter(flags)))
-            self.count_on(device).add_(flags[device].to(torch.int64))
+            self.count_on(device).add_(flags[device])
             if host_reads(device):
                 return not flags[device]
             for w in work:
                 w.skip = flags[w.ps[0].device]
         return True
 
+    def _find_nonfinite(self, work: Sequence[Work]) -> dict[torch.device, Tensor]:
+        """On each device of the work: 1 if any gradient, on whatever device, is not finite, else 0.
+
+        All ranks find the same: a gradient that was averaged over ranks is not finite on any of
+        them, and the shards of a gradient (a DTensor) are asked about together.
+        """
+        found: dict[torch.device, list[Tensor]] = {}
+        params: dict[torch.device, list[Tensor]] = {}
+        for w in work:
+            if not isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
+                found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
+                whole = [w.group["params"][i] for i in w.where]
+                params.setdefault(w.ps[0].device, []).extend(whole)
+        flags = {device: self._flag(gs, device) for device, gs in found.items()}
+        for device, flag in flags.items():
+            for group in _process_groups(params[device]):
+                torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
+        if len(flags) > 1:
+            votes = list(flags.values())
+            flags = {device: torch.stack([v.to(device) for v in votes]).amax() for device in flags}
+        return flags
+
+    def _flag(self, gs: list[Tensor], device: torch.device) -> Tensor:
+        """1 if a number is not finite, else 0: float32, on the device."""
+        if host_reads(device):
+            return torch.tensor(0.0 if all_finite(gs) else 1.0)
+        if not gs:
+            return torch.zeros((), device=device)
+        if kernels_run(gs[0], self._fused) and {g.dtype for g in gs} <= DTYPES:
+            return self.kernel(gs)
+        norms = list(torch._foreach_norm(gs, math.inf))
+        if len({norm.dtype for norm in norms}) > 1:
+            norms = [norm.double() for norm in norms]
+        return 1 - torch.stack(norms).isfinite().all().float()
+
     def count_on(self, device: torch.device) -> Tensor:
         """How many steps a device left out; there before it is needed, which may be in a graph."""
         if device not in self._counts:
-            self._counts[device] = torch.zeros((), dtype=torch.int64, device=device)
+            self._counts[device] = torch.zeros((), device=device)
         return self._counts[device]
 
     @property
@@ -67,44 +106,6 @@ class Watch:
 def host_reads(device: torch.device) -> bool:
     """Whether the host reads flags on a device: where that waits for nothing."""
     return device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def find_nonfinite(work: Sequence[Work]) -> dict[torch.device, Tensor]:
-    """On each device of the work: 1 if any gradient, on whatever device, is not finite, else 0.
-
-    All ranks find the same: a gradient that was averaged over ranks is not finite on any of them,
-    and the shards of a gradient (a DTensor) are asked about together.
-    """
-    found: dict[torch.device, list[Tensor]] = {}
-    params: dict[torch.device, list[Tensor]] = {}
-    for w in work:
-        if not isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
-            found.setdefault(w.ps[0].device, []).extend(w.gs)
-            whole = [w.group["params"][i] for i in w.where]
-            params.setdefault(w.ps[0].device, []).extend(whole)
-    flags = {device: _flag(gs, device, params[device]) for device, gs in found.items()}
-    if len(flags) > 1:
-        votes = list(flags.values())
-        flags = {device: torch.stack([v.to(device) for v in votes]).amax() for device in flags}
-    return flags
-
-
-def _flag(gs: Sequence[Tensor], device: torch.device, params: Sequence[Tensor] = ()) -> Tensor:
-    """1 if a number in the gradients of `params` is not finite, else 0: float32, on the device.
-
-    Of sharded parameters gs are the local parts.
-    """
-    local = [g for g in gs if g.numel() > 0]
-    if host_reads(device):
-        flag = torch.tensor(0.0 if all_finite(local) else 1.0)
-    else:
-        norms = torch._foreach_norm(local, math.inf) if local else [torch.zeros((), device=device)]
-        if len({norm.dtype for norm in norms}) > 1:
-            norms = [norm.double() for norm in norms]
-        flag = 1 - torch.stack(list(norms)).isfinite().all().float()
-    for group in _process_groups(params):
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
-    return flag
 
 
 def all_finite(gs: list[Tensor]) -> bool:

@@ -83,7 +83,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         """`given`: the arguments of the method's constructor, by name."""
         kernel_devices(given["fused"])  # what is no value of it is refused
         self._fused, self._capturable = given["fused"], given["capturable"]
-        self._watch = Watch(given["nonfinite"])
+        self._watch = Watch(given["nonfinite"], fused=given["fused"])
         if given["curvature"] is not None:
             self._curvature = CurvatureSource(given["curvature"])
             self._pairs = self._curvature.pairs
@@ -95,7 +95,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         # The machine that we are on now may have no kernels to insist on.
         self._fused = False if state.get("_fused") is False else None
-        self._watch = Watch(state.get("nonfinite", "skip"))  # counts anew
+        self._watch = Watch(state.get("nonfinite", "skip"), fused=self._fused)  # counts anew
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
         for group in self.param_groups:  # pickled before there were these options

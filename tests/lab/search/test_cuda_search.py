@@ -24,11 +24,12 @@ class Net(nn.Module):
     def __init__(self, dataset):
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, dataset.classes))
+        self.held = None
 
     def forward(self, x):
-        if x.is_cuda:
+        if x.is_cuda and self.held is None:
             free, total = torch.cuda.mem_get_info(x.device)
-            held = torch.empty(int(0.6 * total), dtype=torch.uint8, device=x.device)
+            self.held = torch.empty(int(0.6 * total), dtype=torch.uint8, device=x.device)
         return self.layers(x)
 """
 
