@@ -36,7 +36,7 @@ def replace_file(path: Path, write: Callable[[Any], None]) -> None:
     such as /dev/stdout, is followed and what it leads to written as it is; a pipe is, too.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        with open(path, "wb") as file:
+        with in_words(path), open(path, "wb") as file:
             write(file)
         return
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")

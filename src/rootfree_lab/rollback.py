@@ -8,6 +8,7 @@ of the checkpoint and of the record, so a run that is killed goes on as if it ha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -72,4 +73,5 @@ def go_back(session: Session, path: Path, error: Diverged) -> bool:
 
 def _remove(path: Path, steps: list[int]) -> None:
     for step in steps:
-        checkpoints.kept_path(path, step).unlink(missing_ok=True)
+        with suppress(OSError):  # it goes with the others at the run's end
+            checkpoints.kept_path(path, step).unlink(missing_ok=True)

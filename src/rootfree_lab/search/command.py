@@ -74,6 +74,7 @@ def _search(console: Console, given: Arguments) -> int:
         with StopSignals() as stop, Display(console, ledger) as display:
             search(ledger, out=out, jobs=given.jobs, stop=stop, say=say)
         results.write_records(ledger, out)
+        results.sweep_checkpoints(ledger, out)
         best = results.write_best(ledger, tables, out)
         console.print(summary(ledger))
         for label in ledger.entries:

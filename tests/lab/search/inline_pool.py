@@ -4,37 +4,17 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from lab.stand_in_pool import StandInPool
 from rootfree_lab import measures
 from rootfree_lab.search import loop
 from rootfree_lab.side_by_side import Event
 
 
-class Inline:
+class Inline(StandInPool):
     """A pool whose workers work when it is asked for events."""
 
     died: dict[str, int] = {}
     retired: list[list[str]] = []
-
-    def __init__(self, work, jobs):
-        self.work, self.jobs, self.items = work, jobs, []
-        self.most = 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    @property
-    def running(self):
-        return self.items
-
-    @property
-    def free(self):
-        return self.jobs - len(self.items)
-
-    def submit(self, item):
-        self.items.append(item)
 
     def retire_idle(self):
         self.retired.append([task.config.label for task in self.items])

@@ -52,6 +52,7 @@ def check_that_it_continues(search, folder, expected, fault):
     result, _ = search(folder)
     assert result.exit_code == 0, (fault, result.output)
     assert results(folder / "out") == expected, fault
+    assert list((folder / "out" / "checkpoints").glob("*")) == [], fault
     assert len(load_comparison(folder / "out" / "best.toml")) == 2, fault
     shutil.rmtree(folder)
 
