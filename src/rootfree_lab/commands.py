@@ -315,5 +315,10 @@ def data_fetch(name: str, cache: Cache = None) -> None:
     typer.echo(f"{name} is in {folder}" if folder else f"{name} comes with an installed package")
 
 
-for command in (experiment_commands.new, experiment_commands.search, experiment_commands.export):
+for command in (
+    experiment_commands.new,
+    experiment_commands.search,
+    experiment_commands.export,
+    experiment_commands.evidence,
+):
     app.command()(command)

@@ -91,3 +91,23 @@ def new(
         return 0
 
     raise typer.Exit(with_exit_codes(work))
+
+
+def evidence(
+    results: Annotated[
+        Path, typer.Argument(help="Folder with one folder a config, as search and compare write.")
+    ] = Path("results"),
+    out: Annotated[Path, typer.Option(dir_okay=False, help="Page to write.")] = Path(
+        "docs/evidence.md"
+    ),
+) -> None:
+    """Write the page with the paper's tables beside ours, and which claims hold."""
+    from rootfree_lab.evidence import write_evidence
+    from rootfree_lab.exit_codes import with_exit_codes
+
+    def work() -> int:
+        plots = write_evidence(results, out)
+        typer.echo(f"{out}, {plots} plots")
+        return 0
+
+    raise typer.Exit(with_exit_codes(work))

@@ -58,8 +58,9 @@ def assert_goes_on_like_a_new_one(row, optimizer) -> None:
             if "bf16" not in row.name:
                 assert torch.equal(mine, theirs)
             elif mine.is_floating_point():
-                # the noise of stochastic rounding depends on when a parameter came
-                torch.testing.assert_close(mine, theirs, rtol=2**-5, atol=2**-5)
+                # The noise of stochastic rounding depends on when a parameter came: 2⁻⁷ in the
+                # four factors of a direction, and three of these in a momentum.
+                torch.testing.assert_close(mine, theirs, rtol=2**-5, atol=2**-4)
 
 
 def replace_by_another_shape(optimizer):

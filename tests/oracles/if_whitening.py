@@ -39,7 +39,9 @@ class IFWhiteningOracle:
     ) -> None:
         self.param = np.array(param, dtype=np.float64)
         self.dims = squeeze(self.param).shape
-        self.lr, self.beta2, self.alpha1, self.nesterov = lr, precond_lr, momentum, nesterov
+        self.lr, self.alpha1, self.nesterov = lr, momentum, nesterov
+        with np.errstate(divide="ignore"):  # a refresh in the place of T of them
+            self.beta2 = float(-np.expm1(update_every * np.log1p(-precond_lr)))
         self.kappa, self.rho, self.every, self.rms = weight_decay, damping, update_every, update_rms
         self.cap = max_update_rms
         # What is left of one direction in the steps to come; the squares of many add up.

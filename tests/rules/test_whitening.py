@@ -43,7 +43,8 @@ def whitening_of(state) -> list[torch.Tensor]:
     "changes",
     [
         {},
-        {"precond_lr": 1.0, "update_every": 2},
+        {"precond_lr": 1.0},
+        {"precond_lr": 0.4, "update_every": 3},
         {"nesterov": False, "damping": 0.3},
         {"update_rms": None, "momentum": 0.0, "weight_decay": 0.3, "max_update_rms": None},
         {"factor_norm": None, "precond_lr": 0.01},

@@ -40,6 +40,13 @@ def _direction(
     return precondition(G, Ps, structures)
 
 
+def _rate(group: Group) -> float:
+    """β of a refresh that stands for T steps: 1 - (1 - β₂)ᵀ; of a schedule β₂."""
+    beta2: float = group["precond_lr"]
+    T = group["update_every"]
+    return 1 - float((1 - beta2) ** T) if isinstance(T, int) and T > 1 else beta2
+
+
 def _refresh_(
     group: Group, structures: Structures, state: State, H: BlockCurvature, G: Tensor
 ) -> None:
@@ -58,13 +65,13 @@ def _refresh_(
         return torch.where(moves, norm_of(group, structures[n], E, dtype=dtype), torch.inf)
 
     with accumulators(state, len(structures), wide) as stored:
-        # C <- (I - β₂/2·E/max(1, ‖E‖)) C, and so P <- (I - …) P (I - …)
-        move_factors_(stored, Es, structures, beta2=group["precond_lr"], norm=norm, dtype=dtype)
+        # C <- (I - β/2·E/max(1, ‖E‖)) C, and so P <- (I - …) P (I - …)
+        move_factors_(stored, Es, structures, beta2=_rate(group), norm=norm, dtype=dtype)
         balance_(stored, sizes)
 
 
 def _follow_size_(group: Group, structures: Structures, state: State, root: Tensor) -> Tensor:
-    """v <- v + β₂/100·(mean(G²) - v); blocks that meet their first gradient start.  Changes state.
+    """v <- v + β/100·(mean(G²) - v); blocks that meet their first gradient start.  Changes state.
 
     `root` (b,) is √mean(G²), of the curvature √(tr H/D). Returns which blocks have a gradient: the
     others wait.
@@ -72,7 +79,7 @@ def _follow_size_(group: Group, structures: Structures, state: State, root: Tens
     moves = (root > 0) & root.isfinite()
     fresh = ~state["started"] & moves
     v, square = state["mean_square"], root.square().clamp(max=_LARGEST_MEAN)
-    followed = torch.where(fresh, square, v.lerp(square.to(v.dtype), SLOWLY * group["precond_lr"]))
+    followed = torch.where(fresh, square, v.lerp(square.to(v.dtype), SLOWLY * _rate(group)))
     v.copy_(torch.where(moves, followed, v))
     # Pₙ = (mean G²)^{-1/(2N)}·I; at most 10¹⁵ for the product of all, as for inverse-free Shampoo.
     scale = root.clamp(min=1e-15).pow(-1 / (2 * len(structures)))
@@ -90,15 +97,15 @@ class IFWhitening(BlockOptimizer):
 
         U  = G with Pₙ applied on every axis n
         Eₙ = U₍ₙ₎U₍ₙ₎ᵀ/D₋ₙ + λ ∏_{j≠n} tr(Pⱼ²)/dⱼ · Pₙ² - I,   λ = ρ·v      every T steps
-        Pₙ <- (I - β₂/2·Ê)Pₙ(I - β₂/2·Ê),   Ê = Eₙ/max(1, ‖Eₙ‖₂)          all from the old P
+        Pₙ <- (I - β/2·Ê)Pₙ(I - β/2·Ê),   Ê = Eₙ/max(1, ‖Eₙ‖₂)            all from the old P
         U  = G with the new Pₙ applied on every axis n
         U  <- U·min(1, c/rms(U))                                          c is max_update_rms
         M  <- α₁ M + U;   the step is U + α₁ M (Nesterov), scaled to root mean square r
         W  <- (1 - β₁κ)W - β₁·step
 
-    v is a running mean of mean(G²), at the rate β₂/100. Where gradients have become small beside
-    what they were, as close to a minimum, U is small too, and a step below that of white noise is
-    not scaled up to r: the parameter comes to rest.
+    β = 1 - (1 - β₂)ᵀ, and v is a running mean of mean(G²), at the rate β/100. Where gradients have
+    become small beside what they were, as close to a minimum, U is small too, and a step below that
+    of white noise is not scaled up to r: the parameter comes to rest.
 
     ⊗Pₙ follows (E[ggᵀ])^{-½}: its fixed point is that of Shampoo by Kullback-Leibler divergence,
     which takes an eigendecomposition. There is no inverse, no root to compute, and nothing that
@@ -112,8 +119,9 @@ class IFWhitening(BlockOptimizer):
         params: parameters, named parameters or groups, as for every torch optimizer; best from
             :func:`rootfree.parameter_groups`, which leaves embeddings, head and vectors to AdamW.
         lr: β₁, step size of the parameters (a number or a one-element tensor), in AdamW's units.
-        precond_lr: β₂, step size of the factors. In the moving average of Shampoo this is a weight
-            of 2β₂ for the new gradient.
+        precond_lr: β₂, step size of the factors a step. A refresh stands for T steps and has
+            1 - (1 - β₂)ᵀ in its place, so that the factors follow as fast whatever T is. In the
+            moving average of Shampoo this is a weight of 2β₂ for the new gradient.
         momentum: α₁, momentum on the direction, without dampening.
         nesterov: the step is U + α₁M in place of M.
         weight_decay: κ, decoupled, as in AdamW.
@@ -154,13 +162,14 @@ class IFWhitening(BlockOptimizer):
     options = WHITENING_OPTIONS
     _direction = staticmethod(_direction)
     _kernel = staticmethod(whitening.direction_)
+    _rate = staticmethod(_rate)
 
     def __init__(
         self,
         params: ParamsT,
         lr: float | Tensor = 4e-3,  # β₁
         *,
-        precond_lr: float = 0.5,  # β₂
+        precond_lr: float = 0.3,  # β₂
         momentum: float = 0.9,  # α₁
         nesterov: bool = True,
         weight_decay: float = 0.01,  # κ

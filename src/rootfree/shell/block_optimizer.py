@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ REPLAYED = 0.01
 
 _FACTORS = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm")
 _FORM = (*_FACTORS, "init_scale", "safeguard", "rate_by_rank")
-_RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum")
+_RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum", "update_every")
 
 
 class BlockOptimizer(RootFreeOptimizer):
@@ -253,8 +253,13 @@ class BlockOptimizer(RootFreeOptimizer):
             if not isinstance(stack, Stack):
                 group = work.group
                 lam, gamma = max(group["damping"], LEAST_DAMPING), group.get("gamma", 1.0)
-                rates = (self._terms(group), group["precond_lr"], lam, gamma)
+                rates = (self._terms(group), self._rate(group), lam, gamma)
                 stack.send(self._tail(group), rates)
+
+    @staticmethod
+    def _rate(group: Group) -> float:
+        """β₂ of a refresh."""
+        return cast("float", group["precond_lr"])
 
     @_disable_dynamo
     def step(self, closure: Any = None) -> Any:

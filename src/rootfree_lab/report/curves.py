@@ -135,13 +135,7 @@ def draw(
 
 
 def _scale(axes: Axes, found: Sequence[Curve], axis: str) -> None:
-    from matplotlib.ticker import (
-        EngFormatter,
-        FuncFormatter,
-        LogLocator,
-        MaxNLocator,
-        NullFormatter,
-    )
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     # Round numbers, whole ones for epochs, and few of them.
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis == "epoch"))
@@ -152,24 +146,37 @@ def _scale(axes: Axes, found: Sequence[Curve], axis: str) -> None:
         return
     values = np.concatenate([part for c in found for part in (c.band.low, c.band.high)])
     top = HEADROOM * max(float(c.band.middle[0]) for c in found)
-    bottom, reached = float(values.min()), float(values.max())
+    reached = float(values.max())
     highest = top if 0 < top < reached else reached
-    if bottom > 0 and highest / bottom >= LOG_FROM:
-        axes.set_yscale("log")
-        decades = highest / bottom >= 100
-        steps = (1,) if decades else (1, 2, 5)
-        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=8))
-        # Plain numbers where they are short, powers of ten where the axis spans many of them.
-        powers = decades and (bottom < 1e-3 or highest / bottom > 1e4)
-        text = _power_of_ten if powers else "{:g}".format
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+    # A loss of zero has no place on a logarithmic scale: its curve leaves the panel below.
+    bottom = float(values[values > 0].min(initial=math.inf)) if values.min() >= 0 else math.inf
+    if highest / bottom >= LOG_FROM:
+        logarithmic(axes, bottom, highest)
     if highest < reached:
-        low = axes.get_ylim()[0]
-        axes.set_ylim(min(low, bottom), highest)
+        axes.set_ylim(top=highest)
 
 
-def _power_of_ten(value: float) -> str:
+def logarithmic(axes: Axes, bottom: float, highest: float) -> None:
+    """A logarithmic y axis for values from `bottom` to `highest`."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    # The data with a little air; the locator would begin a decade below.
+    air = (highest / bottom) ** 0.04
+    axes.set_ylim(bottom / air, highest * air)
+    span = math.log10(highest / bottom)
+    # Three to ten labels: 1, 2, 5 within two decades, 1, 3 within three, then powers of ten.
+    within = (1, 2, 5) if span < 2 else (1, 3) if span < 3 else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=within, numticks=10))
+    # Plain numbers where they are short, powers of ten where the axis spans many of them.
+    powers = span > 4 or bottom < 1e-3
+    text = power_of_ten if powers and within == (1,) else "{:g}".format
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def power_of_ten(value: float) -> str:
+    """The label of a logarithmic axis."""
     # Not TeX: labels are drawn as they are, since a dollar in one is a dollar.
     return "10" + f"{round(math.log10(value))}".translate(_RAISED)
 

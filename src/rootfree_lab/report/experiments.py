@@ -31,6 +31,12 @@ class Group:
     def failed(self) -> int:
         return len(self.runs) - len(self.finished)
 
+    @property
+    def seeds(self) -> str:
+        """How many finished, of how many where some did not."""
+        done, all_of = len(self.finished), len(self.runs)
+        return str(done) if done == all_of else f"{done} of {all_of}"
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -44,6 +50,14 @@ class Experiment:
     @property
     def name(self) -> str:
         return f"{self.model} on {self.data}"
+
+    @property
+    def on_cpu(self) -> bool:
+        return any(
+            str(run.versions.get("device", "")).lower().startswith("cpu")
+            for group in self.groups
+            for run in group.runs
+        )
 
     @property
     def headline(self) -> str:

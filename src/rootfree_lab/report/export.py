@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Iterable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,18 @@ def export(records: Path, target: Path, *, curves: bool) -> tuple[int, list[str]
     """Write the records of a file or a folder; how many rows, and what had to be left out."""
     runs, problems = read(records)
     rows = [row for run in runs for row in (points(run) if curves else [of_run(run)])]
-    # All settings of all runs: a run without one has an empty cell.
-    fields = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fields)
+    replace_text(target, as_csv(rows), errors="replace")
+    return len(rows), problems
+
+
+def as_csv(rows: Iterable[Row]) -> str:
+    """All columns of all rows: a run without a setting has an empty cell."""
+    rows = list(rows)
+    text = StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
     writer.writeheader()
     writer.writerows(rows)
-    replace_text(target, text.getvalue())
-    return len(rows), problems
+    return text.getvalue()
 
 
 def of_run(run: Run) -> Row:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup, escape
+
 from rootfree_lab.durable import replace_file
-from rootfree_lab.report.markup import Markup, tag
 from rootfree_lab.report.palette import GRID, INK, MUTED, PAPER, variables
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ def style() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+def save(figure: Figure, stem: Path, formats: Sequence[str] | None = None) -> list[Path]:
     """Write a figure in all formats, without dates: the same records give the same files."""
     files = []
     _settle(figure)
-    for ending in FORMATS:
+    for ending in formats or FORMATS:
         # Not with_suffix: a name may contain a dot.
         file = stem.parent / f"{stem.name}.{ending}"
         replace_file(file, partial(_draw, figure, ending))
@@ -119,7 +120,8 @@ def inline(figure: Figure, *, name: str, description: str) -> Markup:
         body,
     )
     body = re.sub(r"\n\s*", "\n", body)
-    return tag("svg", Markup(body), viewBox=box, role="img", aria_label=description)
+    start = f'<svg viewBox="{box}" role="img" aria-label="{escape(description)}">'
+    return Markup(f"{start}{body}</svg>")
 
 
 def _settle(figure: Figure) -> None:

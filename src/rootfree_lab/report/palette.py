@@ -30,6 +30,22 @@ DARK_PARTS = {
     "optimizer": "#f58a52",
 }
 
+# Variables of the page's style sheet, by day (and on paper) and by night.
+DAY = {
+    **{f"c{number}": colour for number, colour in enumerate(LIGHT)},
+    **{f"part-{part}": colour for part, (_, colour) in PARTS.items()},
+    "ink": INK, "muted": MUTED, "grid": GRID, "paper": "#ffffff", "page": "#ffffff",
+    "raised": "#f4f6f8", "line": "#b4bcc6", "chosen": "#e3ebf5", "link": "#0b5cad",
+    "warn": "#a8360a",
+}  # fmt: skip
+NIGHT = {
+    **{f"c{number}": colour for number, colour in enumerate(DARK)},
+    **{f"part-{part}": colour for part, colour in DARK_PARTS.items()},
+    "ink": "#e4e7eb", "muted": "#9aa4b0", "grid": "#2b3138", "paper": "#14171b", "page": "#14171b",
+    "raised": "#1d2228", "line": "#4b545f", "chosen": "#26364a", "link": "#79b8ff",
+    "warn": "#ff9c6b",
+}  # fmt: skip
+
 MOST_DRAWN = len(LIGHT) * len(DASHES)
 
 

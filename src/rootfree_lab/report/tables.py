@@ -1,18 +1,18 @@
-"""The table of the paper: methods down, test error, time and memory of each experiment across."""
+"""Results of an experiment as columns: mean and spread over seeds, and which one is best."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rootfree_lab.report.bars import milliseconds
 from rootfree_lab.report.experiments import Experiment
+from rootfree_lab.report.milestones import REFERENCE, milestone, reference
 from rootfree_lab.report.records import Run
 from rootfree_lab.report.statistics import Summary, summary
 
 DASH = "–"
-_LATEX_POWER = r" \cdot 10^{{{}}}"
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Cell:
     mean: str
     deviation: str
     best: bool
+    note: str  # where not all finished runs have a value
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ def columns(experiment: Experiment) -> list[Column]:
     def of(table: str, key: str) -> Callable[[Run], float]:
         return lambda run: getattr(run, table).get(key, math.nan)
 
-    headline = experiment.headline
     wanted: list[tuple[str, Callable[[Run], float], str]] = [
         ("Test error", final("test_error"), "fraction"),
         ("Test loss", final("test_loss"), ""),
@@ -52,25 +52,59 @@ def columns(experiment: Experiment) -> list[Column]:
         ("Peak memory", of("memory", "peak_bytes"), "bytes"),
         ("Optimizer state", of("memory", "state_bytes"), "bytes"),
     ]
+    adamw = reference(experiment)
+    if adamw is not None and len(experiment.groups) > 1:
+        wanted += [
+            (f"Steps to {REFERENCE}’s loss", milestone(adamw, "step"), ""),
+            (f"Time to {REFERENCE}’s loss", milestone(adamw, "seconds"), "time"),
+        ]
     in_paper = {"Test error": "test_error", "Test loss": "test_loss", "Training loss": "train_loss"}
     found = []
     for title, value, kind in wanted:
         summaries = {g.label: summary(map(value, g.finished)) for g in experiment.groups}
         known = {label: entry for label, entry in summaries.items() if entry.count}
         if known:
-            paper = in_paper.get(title) == headline or title in ("Time", "Peak memory")
-            found.append(_column(title, kind, known, _eligible(experiment, known), paper))
+            paper = in_paper.get(title) == experiment.headline or title in ("Time", "Peak memory")
+            # On a CPU the peak is that of the whole process: more about Python than a method.
+            judged = title != "Peak memory" or not experiment.on_cpu
+            best = winner(known, _eligible(experiment, known)) if judged else None
+            missing = {g.label: f"{known[g.label].count} of {len(g.finished)}"
+                       for g in experiment.groups
+                       if g.label in known and known[g.label].count < len(g.finished)}  # fmt: skip
+            found.append(_column(title, kind, known, best, missing, paper))
     return found
+
+
+def winner(known: Mapping[str, Summary], eligible: Iterable[str]) -> str | None:
+    """The label that is lower than every other by more than their deviations together, or None.
+
+    One seed has no deviation, so nothing can be said of it.
+    """
+    ordered = sorted(eligible, key=lambda label: known[label].mean)
+    if len(ordered) < 2:
+        return None
+    first, *rest = (known[label] for label in ordered)
+    clear = all(first.mean + first.deviation < other.mean - other.deviation for other in rest)
+    return ordered[0] if clear else None
 
 
 def _eligible(experiment: Experiment, known: Mapping[str, Summary]) -> set[str]:
     """The groups that may be best: those with the fewest failures, as survivors flatter a mean."""
-    failed = {group.label: group.failed for group in experiment.groups if group.label in known}
+    failed = {
+        group.label: len(group.runs) - known[group.label].count
+        for group in experiment.groups
+        if group.label in known
+    }
     return {label for label, count in failed.items() if count == min(failed.values())}
 
 
 def _column(
-    title: str, kind: str, known: Mapping[str, Summary], eligible: set[str], in_paper: bool
+    title: str,
+    kind: str,
+    known: Mapping[str, Summary],
+    best: str | None,
+    missing: Mapping[str, str],
+    in_paper: bool,
 ) -> Column:
     means = [entry.mean for entry in known.values()]
     factor, unit = _unit(kind, max(means))
@@ -79,15 +113,13 @@ def _column(
     def text(value: float) -> str:
         return form(value * factor) if math.isfinite(value) else ""
 
-    printed = {label: text(entry.mean) for label, entry in known.items()}
-    # Compared as printed: of two equal numbers in a table neither is better.
-    lowest = min(float(printed[label]) for label in eligible)
     cells = {
         label: Cell(
-            mean=printed[label],
+            mean=text(entry.mean),
             # Memory that is the same in every run needs no ± 0.00.
-            deviation=text(entry.deviation) if entry.deviation > 1e-12 * entry.mean else "",
-            best=label in eligible and float(printed[label]) == lowest and len(known) > 1,
+            deviation=text(entry.deviation) if kind != "bytes" or entry.deviation else "",
+            best=label == best,
+            note=missing.get(label, ""),
         )
         for label, entry in known.items()
     }
@@ -127,55 +159,6 @@ def _three_digits(value: float) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-def with_power(number: str, form: str) -> str:
-    """A printed number with its exponent as `form` has it, where it has one."""
-    digits, marked, exponent = number.partition("e")
-    return digits + form.format(exponent) if marked else number
-
-
 def labels(experiments: Sequence[Experiment]) -> list[str]:
     """All labels of all experiments, each once, in the order in which they come."""
     return list(dict.fromkeys(group.label for e in experiments for group in e.groups))
-
-
-def latex(experiments: Sequence[Experiment]) -> str:
-    """The table of the paper for LaTeX (package booktabs)."""
-    parts = [(e, [column for column in columns(e) if column.in_paper]) for e in experiments]
-    parts = [(experiment, found) for experiment, found in parts if found]
-    count = sum(len(found) for _, found in parts)
-    heads = [rf"\multicolumn{{{len(found)}}}{{c}}{{{_latex(e.name)}}}" for e, found in parts]
-    rules, start = [], 2
-    for _, found in parts:
-        rules.append(rf"\cmidrule(lr){{{start}-{start + len(found) - 1}}}")
-        start += len(found)
-    lines = [
-        "% needs \\usepackage{booktabs}; mean and standard deviation over seeds, best in bold",
-        rf"\begin{{tabular}}{{l{'r' * count}}}",
-        r"\toprule",
-        " & ".join(["", *heads]) + r" \\",
-        *([" ".join(rules)] if rules else []),
-        " & ".join(["Optimizer", *(_latex(c.title) for _, found in parts for c in found)]) + r" \\",
-        r"\midrule",
-    ]
-    for label in labels(experiments):
-        cells = [_latex_cell(column.cells.get(label)) for _, found in parts for column in found]
-        lines.append(" & ".join([_latex(label), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-def _latex_cell(cell: Cell | None) -> str:
-    if cell is None:
-        return "--"
-    mean, deviation = (with_power(n, _LATEX_POWER) for n in (cell.mean, cell.deviation))
-    mean = rf"\mathbf{{{mean}}}" if cell.best else mean
-    if not deviation:
-        return f"${mean}$"
-    return rf"${mean} \pm {deviation}$"
-
-
-def _latex(text: str) -> str:
-    special = {
-        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-        "<": r"\textless{}", ">": r"\textgreater{}", **{c: f"\\{c}" for c in "&%$#_{}"},
-    }  # fmt: skip
-    return "".join(special.get(c, c) for c in text)

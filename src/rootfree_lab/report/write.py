@@ -10,13 +10,19 @@ from pathlib import Path
 from rootfree_lab.durable import replace_text
 from rootfree_lab.report import bars, curves
 from rootfree_lab.report.experiments import Experiment, arrange
+from rootfree_lab.report.export import as_csv, of_run, points
 from rootfree_lab.report.figures import inline, save, style
-from rootfree_lab.report.page import Drawings, page
+from rootfree_lab.report.page import Drawings, latex, page
 from rootfree_lab.report.palette import Style, styles
 from rootfree_lab.report.records import ReportError, read
-from rootfree_lab.report.tables import latex
 
 PAGE, TABLE, FIGURES = "report.html", "table.tex", "figures"
+RUNS, POINTS = "runs.csv", "curves.csv"
+DOWNLOADS = {
+    RUNS: "all runs, with their settings",
+    POINTS: "all points of all curves",
+    TABLE: "the table of results for LaTeX",
+}
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,14 @@ def write_report(source: Path, out: Path | None = None) -> Report:
     drawings = []
     with style():
         for experiment, slug in zip(experiments, _slugs(experiments), strict=True):
-            written += _files(experiment, out / FIGURES, slug, looks)
-            drawings.append(_drawings(experiment, slug, looks))
+            files = _files(experiment, out / FIGURES, slug, looks)
+            drawings.append(_drawings(experiment, slug, looks, files))
+            written += files
     title = "Optimizers compared" if len(shown) > 1 else "Training report"
-    text = page(title, runs, experiments, drawings, looks, repeated, problems)
+    text = page(title, runs, experiments, drawings, looks, repeated, problems, DOWNLOADS)
     _write(out / TABLE, latex(experiments))
+    _write(out / RUNS, as_csv(map(of_run, runs)))
+    _write(out / POINTS, as_csv(row for run in runs for row in points(run)))
     _write(out / PAGE, text)
     return Report(out / PAGE, tuple(written), len(runs), tuple(problems))
 
@@ -79,7 +88,9 @@ def _files(
     return files
 
 
-def _drawings(experiment: Experiment, slug: str, looks: Mapping[str, Style]) -> Drawings:
+def _drawings(
+    experiment: Experiment, slug: str, looks: Mapping[str, Style], files: Sequence[Path]
+) -> Drawings:
     metrics, axes = curves.panels(experiment)
     panels = {
         axis: [
@@ -96,7 +107,11 @@ def _drawings(experiment: Experiment, slug: str, looks: Mapping[str, Style]) -> 
     bar = bars.figure(curves.drawn(experiment))
     description = f"Time per step of each optimizer, {experiment.name}"
     drawn = inline(bar, name=f"{slug}-time", description=description) if bar is not None else None
-    return Drawings(slug, panels, drawn)
+    by_stem: dict[str, list[str]] = {}
+    for file in files:
+        stem = file.stem.removeprefix(f"{slug}-").replace("-", " ")
+        by_stem.setdefault(stem, []).append(f"{FIGURES}/{file.name}")
+    return Drawings(slug, panels, drawn, by_stem)
 
 
 def _slugs(experiments: Sequence[Experiment]) -> list[str]:

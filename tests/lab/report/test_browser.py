@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
-from lab.report import browser as chromium
 from lab.report.fake_records import comparison, record, write
 from rootfree_lab.report import figures, write_report
 
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+
+# The browser of the system: Playwright's own would have to be downloaded.
+PROGRAM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        chromium.program() is None,
-        reason="Chromium is not installed (Debian: apt-get install chromium)",
+        PROGRAM is None, reason="Chromium is not installed (Debian: apt-get install chromium)"
     ),
 ]
 
@@ -38,141 +44,165 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def chrome(tmp_path_factory):
-    driven = chromium.Browser(tmp_path_factory.mktemp("profile"))
-    yield driven
-    driven.close()
+def tab():
+    with playwright.sync_playwright() as driver:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = driver.chromium.launch(executable_path=PROGRAM, args=flags)
+        yield browser.new_page()
+        browser.close()
 
 
 @pytest.fixture
-def browser(chrome, page):
-    chrome.look(width=1280)
-    chrome.open(page)
-    yield chrome
-    complaints = [
-        event for event in chrome.events
-        if event.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")
-    ]  # fmt: skip
+def browser(tab, page):
+    """The page, freshly opened; what it asks for and complains about is watched."""
+    asked, complaints = [], []
+
+    def ask(request):
+        asked.append(request.url)
+
+    def complain(message):
+        complaints.append(str(message))
+
+    tab.on("request", ask)
+    tab.on("console", complain)
+    tab.on("pageerror", complain)
+    tab.emulate_media(color_scheme="light", media="screen")
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    tab.goto("about:blank")  # a new fragment alone would not load the file again
+    tab.goto(page.as_uri())
+    assert set(asked) == {page.as_uri()}
+    yield tab
+    for event, listener in (("request", ask), ("console", complain), ("pageerror", complain)):
+        tab.remove_listener(event, listener)
     assert complaints == []
 
 
-def test_nothing_is_requested_but_the_page(browser, page):
-    asked = [
-        event["params"]["request"]["url"]
-        for event in browser.events
-        if event.get("method") == "Network.requestWillBeSent"
-    ]
-    assert asked == [page.as_uri()]
-
-
 def test_a_click_sorts_and_another_turns_round(browser):
-    before = browser.run(column("label"))
-    assert browser.run(SORTED) == []
+    before = browser.evaluate(column("label"))
+    assert browser.evaluate(SORTED) == []
     browser.click("th[data-key=test_error] button")
-    assert browser.run(SORTED) == [["test_error", "ascending"]]
-    found = browser.run(column("test_error"))
+    assert browser.evaluate(SORTED) == [["test_error", "ascending"]]
+    found = browser.evaluate(column("test_error"))
     numbers = [float(value) for value in found[:-1]]
     assert numbers == sorted(numbers)
     assert found[-1] is None  # what is missing stays last
     browser.click("th[data-key=test_error] button")
-    assert browser.run(SORTED) == [["test_error", "descending"]]
-    found = browser.run(column("test_error"))
+    assert browser.evaluate(SORTED) == [["test_error", "descending"]]
+    found = browser.evaluate(column("test_error"))
     assert [float(value) for value in found[:-1]] == numbers[::-1]
     assert found[-1] is None
-    assert sorted(browser.run(column("label"))) == sorted(before)
-    assert browser.run("location.hash") == "#sort=test_error&order=descending"
+    assert sorted(browser.evaluate(column("label"))) == sorted(before)
+    assert browser.evaluate("location.hash") == "#sort=test_error&order=descending"
 
 
-@pytest.mark.parametrize("key", ["Enter", " "])
+@pytest.mark.parametrize("key", ["Enter", "Space"])
 def test_the_keyboard_sorts(browser, key):
-    browser.run("document.querySelector('th[data-key=optimizer] button').focus()")
-    browser.press("Tab")  # to the next heading
-    assert browser.run("document.activeElement.parentElement.dataset.key") == "seed"
-    browser.press(key)
-    assert browser.run(SORTED) == [["seed", "ascending"]]
-    seeds = browser.run(column("seed"))
+    browser.focus("th[data-key=model] button")
+    browser.keyboard.press("Tab")  # to the next heading
+    assert browser.evaluate("document.activeElement.parentElement.dataset.key") == "seed"
+    browser.keyboard.press(key)
+    assert browser.evaluate(SORTED) == [["seed", "ascending"]]
+    seeds = browser.evaluate(column("seed"))
     assert seeds == sorted(seeds, key=float)
-    assert browser.run("document.activeElement.parentElement.dataset.key") == "seed"
+    assert browser.evaluate("document.activeElement.parentElement.dataset.key") == "seed"
 
 
 def test_numbers_sort_as_numbers_and_divergence_is_largest(browser):
     browser.click("th[data-key=train_loss] button")
-    values = [value for value in browser.run(column("train_loss")) if value is not None]
+    values = [value for value in browser.evaluate(column("train_loss")) if value is not None]
     assert values[-1] == "Infinity"
     assert [float(value) for value in values] == sorted(map(float, values))
 
 
 def test_the_filter_takes_words(browser):
-    browser.run("document.getElementById('filter').focus()")
-    browser.type("ADAMW cifar10 2")
-    assert browser.run("document.getElementById('shown').textContent") == "6 of 31 runs"
-    browser.run("document.getElementById('filter').select()")
-    browser.type("diverged")
-    assert browser.run(column("label")) == ["AdamW"]
-    browser.run("document.getElementById('filter').select()")
-    browser.type("<b>bold")
-    assert browser.run(column("label")) == ["<b>bold</b>"]
+    browser.fill("#filter", "ADAMW cifar10 2")
+    assert browser.inner_text("#shown") == "6 of 31 runs"
+    browser.fill("#filter", "diverged")
+    assert browser.evaluate(column("label")) == ["AdamW"]
+    browser.fill("#filter", "<b>bold")
+    assert browser.evaluate(column("label")) == ["<b>bold</b>"]
 
 
 def test_the_address_restores_order_and_filter(browser, page):
-    browser.open(page, "#sort=label&order=descending&filter=vit_tiny")
-    assert browser.run(SORTED) == [["label", "descending"]]
-    found = browser.run(column("label"))
+    def open_with(fragment):
+        browser.goto("about:blank")
+        browser.goto(page.as_uri() + fragment)
+
+    open_with("#sort=label&order=descending&filter=vit_tiny")
+    assert browser.evaluate(SORTED) == [["label", "descending"]]
+    found = browser.evaluate(column("label"))
     assert found == sorted(found, key=str.lower, reverse=True)
-    assert browser.run("document.getElementById('shown').textContent") == "15 of 31 runs"
-    browser.open(page, "#sort=no-such-column&order=sideways")
-    assert browser.run(SORTED) == []
-    browser.open(page, "#runs")
-    assert browser.run("scrollY") > 0
+    assert browser.inner_text("#shown") == "15 of 31 runs"
+    open_with("#sort=no-such-column&order=sideways")
+    assert browser.evaluate(SORTED) == []
+    open_with("#runs")
+    assert browser.evaluate("scrollY") > 0
 
 
 def test_a_config_opens_and_travels_with_its_run(browser):
-    browser.click("tbody .open")
-    state = "document.querySelector('[aria-controls=config-0]').ariaExpanded"
-    hidden = "document.getElementById('config-0').hidden"
-    assert (browser.run(state), browser.run(hidden)) == ("true", False)
-    assert '"lr": 0.1' in browser.run("document.getElementById('config-0').textContent")
+    button, config = browser.locator("[aria-controls=config-0]"), browser.locator("#config-0")
+    button.click()
+    assert (button.get_attribute("aria-expanded"), config.is_visible()) == ("true", True)
+    assert '"lr": 0.1' in config.inner_text()
     browser.click("th[data-key=label] button")
-    same = "document.getElementById('config-0').previousElementSibling.cells[0].textContent"
-    assert browser.run(same) == "SGD"
-    browser.run("document.querySelector('[aria-controls=config-0]').click()")
-    assert (browser.run(state), browser.run(hidden)) == ("false", True)
+    same = "document.getElementById('config-0').previousElementSibling.cells[0].dataset.value"
+    assert browser.evaluate(same) == "SGD"
+    button.click()
+    assert (button.get_attribute("aria-expanded"), config.is_visible()) == ("false", False)
 
 
 def test_the_axis_can_be_chosen(browser):
-    shown = (
-        "[...document.querySelectorAll('.panels')].filter(p => p.checkVisibility())"
-        ".map(p => p.classList[1])"
-    )
-    assert browser.run(shown) == ["epoch", "epoch"]
-    browser.click("fieldset label:has([value=seconds])")
-    assert browser.run(shown) == ["seconds", "epoch"]
+    def shown():
+        panels = browser.locator(".panels").all()
+        return [panel.get_attribute("class").split()[1] for panel in panels if panel.is_visible()]
+
+    assert shown() == ["epoch", "epoch"]
+    browser.click("fieldset label:has([value=seconds]) >> nth=0")
+    assert shown() == ["seconds", "epoch"]
 
 
-@pytest.mark.parametrize("width", [1280, 400])
+def test_a_desktop_shows_every_table_whole(browser):
+    """No column is cut off, and each run's settings can be read, at 1440 pixels."""
+    browser.set_viewport_size({"width": 1440, "height": 900})
+    for box in browser.locator(".scroll").all():
+        inner, outer = box.evaluate("e => [e.scrollWidth, e.clientWidth]")
+        assert inner <= outer, box.get_attribute("aria-label")
+    settings = browser.locator("#runs-table td.settings").first
+    assert settings.inner_text() == "lr 0.1, weight_decay 0.0005"
+    assert settings.evaluate("e => e.getBoundingClientRect().right") < 1440
+
+
+def test_files_beside_the_page_can_be_opened_from_disk(browser, page):
+    links = browser.locator(".downloads a").evaluate_all("all => all.map(a => a.href)")
+    names = {link.rpartition("/")[2] for link in links}
+    assert {"runs.csv", "curves.csv", "table.tex"} < names
+    assert {name for name in names if name.endswith(".svg")}
+    with browser.expect_download() as waiting:
+        browser.click(".downloads a[href='runs.csv']")
+    assert waiting.value.path().read_bytes() == (page.parent / "runs.csv").read_bytes()
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_fits_the_screen_in_both_schemes(browser, width, dark):
-    browser.look(width=width, dark=dark)
-    assert browser.run("document.documentElement.scrollWidth") == width
-    widths = browser.run(
-        "[...document.querySelectorAll('figure > svg')].filter(s => s.checkVisibility())"
-        ".map(s => s.getBoundingClientRect().width)"
-    )
-    assert len(widths) == 2 * (3 + 1)
-    assert all(250 < found <= width for found in widths)
+    browser.set_viewport_size({"width": width, "height": 900})
+    browser.emulate_media(color_scheme="dark" if dark else "light")
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    drawn = [svg for svg in browser.locator("figure > svg").all() if svg.is_visible()]
+    assert len(drawn) == 2 * (3 + 1)
+    assert all(250 < svg.bounding_box()["width"] <= width for svg in drawn)
     style = "getComputedStyle(document.documentElement)"
     background = "rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)"
-    assert browser.run(f"{style}.backgroundColor") == background
-    ink = browser.run("getComputedStyle(document.querySelector('figure svg g[style*=ink]')).fill")
-    assert ink == ("rgb(228, 231, 235)" if dark else "rgb(36, 41, 46)")
-    assert browser.screenshot().startswith(b"\x89PNG")
+    assert browser.evaluate(f"{style}.backgroundColor") == background
+    ink = "getComputedStyle(document.querySelector('figure svg g[style*=ink]')).fill"
+    assert browser.evaluate(ink) == ("rgb(228, 231, 235)" if dark else "rgb(36, 41, 46)")
 
 
 def test_on_paper_all_axes_are_there_and_colours_are_those_of_day(browser):
-    browser.look(width=720, dark=True, media="print")  # A4 without its margins
-    assert browser.run("document.documentElement.scrollWidth") == 720
-    visible = "[...document.querySelectorAll('.panels')].filter(p => p.checkVisibility()).length"
-    assert browser.run(visible) == 6
+    browser.set_viewport_size({"width": 720, "height": 900})  # A4 without its margins
+    browser.emulate_media(color_scheme="dark", media="print")
+    assert browser.evaluate("document.documentElement.scrollWidth") == 720
+    assert sum(panel.is_visible() for panel in browser.locator(".panels").all()) == 6
     background = "getComputedStyle(document.documentElement).backgroundColor"
-    assert browser.run(background) == "rgb(255, 255, 255)"
-    assert browser.print().startswith(b"%PDF")
+    assert browser.evaluate(background) == "rgb(255, 255, 255)"
+    assert browser.pdf().startswith(b"%PDF")

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from lab.report.fake_records import METHODS, comparison, record, write
 from rootfree_lab import commands
 from rootfree_lab.report import ReportError, curves, figures, write_report
+from rootfree_lab.report.configuration import settings_table
 from rootfree_lab.report.experiments import arrange
 from rootfree_lab.report.palette import MOST_DRAWN, styles
 from rootfree_lab.report.records import read
 
-VOID = {"meta", "input"}
+VOID = {"meta", "input", "wbr"}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_a_comparison(compared):
     page = Checked(text)
     shown = "".join(page.text)
     assert "30 runs (28 completed, 1 diverged, 1 incomplete), 2 experiments." in shown
-    assert "1 of 3 failed" in shown
+    assert "2 of 3" in shown  # seeds that finished
     assert "cut off in the middle" in shown
     panels = [a["aria-label"] for tag, a in page.elements if tag == "svg" and "role" in a]
     assert len(panels) == 2 * (9 + 1)
@@ -106,8 +107,9 @@ def test_a_comparison(compared):
 def test_the_same_records_give_the_same_files(tmp_path):
     file = write(tmp_path / "records.jsonl", [record(), record(seed=1), record("SGD")])
     written = write_report(file)
-    before = {path: path.read_bytes() for path in (written.page, *written.figures)}
-    assert {path.suffix for path in before} == {".html", ".png", ".svg", ".pdf"}
+    before = {path: path.read_bytes() for path in written.page.parent.rglob("*.*")}
+    endings = {".html", ".png", ".svg", ".pdf", ".tex", ".csv"}
+    assert {path.suffix for path in before} == endings
     for path in before:
         path.unlink()
     write_report(file)
@@ -116,11 +118,14 @@ def test_the_same_records_give_the_same_files(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_needs_nothing_else(tmp_path):
+    """To be shown, that is; what can be downloaded lies beside it."""
     text, page = page_of(tmp_path, [record(), record("SGD")])
     for tag, attributes in page.elements:
         assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}
-        for name in ("src", "href", "xlink:href", "action", "data", "srcset"):
-            assert (attributes.get(name) or "#").startswith("#")
+        for name in ("src", "xlink:href", "action", "data", "srcset"):
+            assert name not in attributes
+        link = attributes.get("href") or "#"
+        assert link.startswith("#") or (tmp_path / "report" / link).is_file()
     assert not re.search(r"https?://|//cdn|@import", text)
     assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", text))
 
@@ -145,6 +150,7 @@ NASTY = (
 def test_labels_are_text_whatever_they_contain(tmp_path):
     content = record(NASTY, data=f"d{NASTY}", model=f"../{NASTY}", seed=NASTY)
     content["config"]["optimizer"][NASTY] = NASTY
+    content["config"]["model"]["options"] = {"{odd}": "{0}"}
     content["versions"][NASTY] = NASTY
     content["failure"] = {"message": NASTY}
     _, page = page_of(tmp_path, [content, record()])
@@ -194,7 +200,12 @@ def test_an_explosion_does_not_flatten_the_rest(tmp_path):
 
 @pytest.mark.parametrize(
     ("last", "expected"),
-    [(1e-7, {"10⁻²", "10⁻⁴", "10⁻⁶"}), (0.05, {"1", "0.1"}), (1e-4, {"10⁻¹", "10⁻³"})],
+    [
+        (0.05, {"1", "0.5", "0.2", "0.1", "0.05"}),
+        (0.005, {"1", "0.3", "0.1", "0.03", "0.01"}),
+        (1e-4, {"10⁻¹", "10⁻²", "10⁻³"}),
+        (1e-7, {"10⁻¹", "10⁻³", "10⁻⁶"}),
+    ],
 )
 def test_labels_of_a_logarithmic_axis(tmp_path, last, expected):
     run = record()
@@ -205,6 +216,41 @@ def test_labels_of_a_logarithmic_axis(tmp_path, last, expected):
     figure.canvas.draw()
     found = {label.get_text() for label in figure.axes[0].get_yticklabels()}
     assert expected <= found
+
+
+def test_a_loss_of_zero_leaves_a_logarithmic_panel_below(tmp_path):
+    run = record(
+        curve=[{"step": n, "train_loss": loss} for n, loss in enumerate([2, 0.1, 0.01, 0])]
+    )
+    (experiment,) = arrange(read(write(tmp_path / "records.jsonl", [run]))[0])[0]
+    (axes,) = curves.panel(experiment, "step", "train_loss", styles(["AdamW"])).axes
+    assert axes.get_yscale() == "log"
+    assert 0.005 < axes.get_ylim()[0] < 0.01
+
+
+@pytest.mark.slow
+def test_the_page_tells_the_setup_and_the_settings(tmp_path):
+    stopped = record("AdamW", seed=2, completed=False, steps=7)
+    runs = [record("AdamW", seed=10), record("AdamW", seed=9), record("SGD"), stopped]
+    _, page = page_of(tmp_path, runs)
+    shown = " ".join("".join(page.text).split())
+    assert "resnet34, 21,000,000 parameters" in shown
+    assert "30 epochs, batch size 128, cross entropy, 11,700 steps" in shown
+    assert "cosine, warmup epochs 1" in shown
+    assert "Seeds0, 9, 10" in shown
+    assert "rootfree 0.1.0, torch 2.13.0, python 3.11.2" in shown
+    assert "lr 0.001, weight_decay 0.0005" in shown
+
+
+def test_what_one_optimizer_alone_has_is_no_column_of_the_settings(tmp_path):
+    runs = [record("AdamW"), record("SGD"), record("SGD 2", optimizer="SGD")]
+    for run in runs[1:]:
+        run["config"]["optimizer"]["dampening"] = 0.25
+    ((experiment,), _) = arrange(read(write(tmp_path / "records.jsonl", runs))[0])
+    table = settings_table(experiment.groups)
+    assert list(table.names) == ["lr", "weight_decay"]
+    assert table.rows["AdamW"] == ["0.001", "0.0005", ""]
+    assert table.rows["SGD"] == ["0.1", "0.0005", "dampening 0.25"]
 
 
 @pytest.mark.slow
@@ -218,7 +264,7 @@ def test_hundreds_of_runs(tmp_path):
     text, page = page_of(tmp_path, short)
     assert "300 of 300 runs" in text
     assert f"Drawn are the {MOST_DRAWN} best of 100 methods" in text
-    assert sum(tag == "tbody" for tag, _ in page.elements) == 300 + 2
+    assert sum(tag == "tbody" for tag, _ in page.elements) == 300 + 3
     assert len(text) < 3_000_000
 
 
