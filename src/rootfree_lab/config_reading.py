@@ -38,23 +38,26 @@ def read_toml(path: Path) -> Table:
     """The tables of a file."""
     try:
         text = path.read_text(encoding="utf-8")
-        # The parser's time grows with the square of the parts of a key.
-        if any(line.partition("=")[0].count(".") > _MOST_PARTS for line in text.splitlines()):
-            raise ConfigError(f"{path}: a key has more than {_MOST_PARTS:,} parts")
-        tables = tomllib.loads(text)
-        if _too_deep(tables):
-            raise RecursionError
-        return tables
+        return _parsed(text)
     except RecursionError as error:
         raise ConfigError(f"{path}: its values are nested too deeply") from error
     except FileNotFoundError as error:
         raise ConfigError(f"there is no config file {str(path)!r}") from error
     except (IsADirectoryError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config {str(path)!r} is not a UTF-8 text file") from error
-    except ConfigError:
-        raise
     except ValueError as error:  # among them integers of thousands of digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def _parsed(text: str) -> Table:
+    """The tables of a text; RecursionError where they are too deep for what reads them later."""
+    # Before it is parsed: the parser's time grows with the square of the parts of a key.
+    if any(part.count(".") > _MOST_PARTS for part in re.split(r"[={},\[\]\n]", text)):
+        raise RecursionError
+    tables = tomllib.loads(text)
+    if _too_deep(tables):
+        raise RecursionError
+    return tables
 
 
 def _too_deep(value: Any) -> bool:
@@ -146,10 +149,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if key.count(".") > _DEEPEST:
         raise ConfigError(f"--set takes NAME=VALUE, got a name of {key.count('.') + 1:,} parts")
     try:
-        content = tomllib.loads(f"value = {value}")["value"]
-        if _too_deep(content):
-            raise RecursionError
-        return key, content
+        return key, _parsed(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError as error:
         if _BARE_WORD.match(value):
             return key, value
