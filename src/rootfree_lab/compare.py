@@ -68,7 +68,7 @@ def compare(
     terminal = console.is_terminal
     if jobs > 1:
         tell = beside if terminal else lambda run, text: say(text)
-        ended = side_by_side(waiting, out=out, jobs=jobs, stop=stop, tell=tell)
+        ended = side_by_side(waiting, out=out, jobs=jobs, stop=stop, tell=tell, live=terminal)
     else:
         ended = _one_by_one(waiting, out, stop, bar if terminal else Lines(say), live)
     with live if terminal else nullcontext():

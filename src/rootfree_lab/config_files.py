@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def read_tables(path: Path, assignments: Iterable[str] = ()) -> Table:
     for text in assignments:
         name, value = parse_assignment(text)
         _assign(tables, name, value)
+        _settle_seeds(tables, name)
     _check_entries(tables)
     for each in (tables, *tables.get("compare", [])):
         own_code.make_absolute(each, path.parent)
@@ -93,6 +95,15 @@ def _assign(tables: Table, name: str, value: Any) -> None:
     raise unknown_name(f"--set {name}: the entry", rest.split(".")[0], entries)
 
 
+def _settle_seeds(tables: Table, name: str) -> None:
+    """Of `seeds` and `train.seed`, the one on the command line replaces the other of the file."""
+    for table in (tables, *tables.get("compare", [])):
+        if name == "train.seed":
+            table.pop("seeds", None)
+        elif name == "seeds" and isinstance(table.get("train"), dict):
+            table["train"].pop("seed", None)
+
+
 def config_from(tables: Mapping[str, Any]) -> Config:
     """A run's settings from its tables; keys for `compare` alone are left out of it."""
     for required in ("data", "model", "optimizer", "train"):
@@ -115,17 +126,23 @@ def _optimizer(table: Any) -> OptimizerConfig:
 
 
 def load_config(path: Path, assignments: Iterable[str] = (), entry: str | None = None) -> Config:
-    """The run that a file describes, or the one of its `[[compare]]` entries."""
+    """The run that a file describes, or one of its `[[compare]]` entries; its first seed."""
     tables = read_tables(path, assignments)
-    if entry is None:
-        if "optimizer" not in tables and tables.get("compare"):
-            labels = ", ".join(e["label"] for e in tables["compare"])
-            raise ConfigError(f"{path} has no [optimizer]: choose an entry, --entry {labels}")
-        return config_from({k: v for k, v in tables.items() if k not in _NOT_OF_A_RUN})
     entries = {e["label"]: e for e in tables.get("compare", [])}
-    if entry not in entries:
-        raise unknown_name("the entry", entry, entries)
-    return _entry_config(tables, entries[entry])
+    if entry is None and (not entries or "optimizer" in tables):
+        config = config_from({k: v for k, v in tables.items() if k not in _NOT_OF_A_RUN})
+        return _with_first_seed(tables, {}, config)
+    if entry is None and len(entries) > 1:
+        choices = "".join(f"\n  --entry {shlex.quote(label)}" for label in entries)
+        raise ConfigError(
+            f"{path} has {len(entries)} entries: choose one, or train all with rootfree compare"
+            + choices
+        )
+    chosen = next(iter(entries)) if entry is None else entry
+    if chosen not in entries:
+        raise unknown_name("the entry", chosen, entries)
+    config = _entry_config(tables, entries[chosen])
+    return _with_first_seed(tables, entries[chosen], config)
 
 
 def load_comparison(path: Path, assignments: Iterable[str] = ()) -> list[Config]:
@@ -136,13 +153,7 @@ def load_comparison(path: Path, assignments: Iterable[str] = ()) -> list[Config]
     runs: list[Config] = []
     for entry in tables["compare"]:
         config = _entry_config(tables, entry)
-        given = entry.get("seeds", tables.get("seeds", [config.train.seed]))
-        seeds = checked(f"compare.{entry['label']}.seeds", given, tuple[int, ...])
-        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise ConfigError(
-                f"compare.{entry['label']}.seeds must be different integers from 0, got {given!r}"
-            )
-        runs += [config.with_seed(seed) for seed in seeds]
+        runs += [config.with_seed(seed) for seed in _seeds(tables, entry, config)]
     seen: dict[str, str] = {}
     for run in runs:
         if seen.setdefault(run.identity(), run.label) != run.label:
@@ -150,6 +161,29 @@ def load_comparison(path: Path, assignments: Iterable[str] = ()) -> list[Config]
                 f"compare: {seen[run.identity()]!r} and {run.label!r} have the same settings"
             )
     return runs
+
+
+def _seeds(tables: Table, entry: Table, config: Config) -> tuple[int, ...]:
+    """The seeds of an entry, or of the base; a file that says `train.seed` as well agrees."""
+    given = entry.get("seeds", tables.get("seeds", [config.train.seed]))
+    name = f"compare.{entry['label']}.seeds" if "seeds" in entry else "seeds"
+    seeds: tuple[int, ...] = checked(name, given, tuple[int, ...])
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise ConfigError(f"{name} must be different integers from 0, got {given!r}")
+    if _has_one_seed(tables, entry) and config.train.seed not in seeds:
+        raise ConfigError(
+            f"train.seed is {config.train.seed}, but {name} are {given!r}: give one of the two"
+        )
+    return seeds
+
+
+def _has_one_seed(tables: Table, entry: Table) -> bool:
+    return any("seed" in table.get("train", {}) for table in (tables, entry))
+
+
+def _with_first_seed(tables: Table, entry: Table, config: Config) -> Config:
+    seeds = _seeds(tables, entry, config)
+    return config if _has_one_seed(tables, entry) else config.with_seed(seeds[0])
 
 
 def _entry_config(tables: Table, entry: Table) -> Config:

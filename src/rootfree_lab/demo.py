@@ -17,6 +17,7 @@ from rich.console import Console
 from rootfree_lab.compare import compare, table
 from rootfree_lab.config import Config
 from rootfree_lab.config_files import load_comparison
+from rootfree_lab.needed import need
 from rootfree_lab.records import Record
 from rootfree_lab.report import write_report
 from rootfree_lab.stopping import StopSignals
@@ -27,6 +28,7 @@ CONFIGS = ("small_cnn.toml", "small_vit.toml")
 
 def run_demo(console: Console, *, out: Path, assignments: Sequence[str] = ()) -> None:
     """Train, show the tables, write the report, name the winners."""
+    need("the report", "matplotlib")
     start = time.perf_counter()
     make_output_folder(out)
     records_path(out).unlink(missing_ok=True)  # nothing is taken from an earlier demonstration

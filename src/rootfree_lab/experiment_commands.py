@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
-ConfigFile = Annotated[Path, typer.Argument(help="TOML file, such as those under configs/.")]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override a setting: optimizer.lr=3e-4; may be given repeatedly."),
-]
+from rootfree_lab.loading_torch import loading_torch
+from rootfree_lab.shared_options import Assignments, ConfigFile, Jobs, Only, Records
 
 
 def search(
@@ -31,10 +28,8 @@ def search(
     name: Annotated[
         str | None, typer.Option(help="Name of the search in the storage; default: the config's.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Trials side by side, as processes.")] = 1,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Label of an entry to search; may be given repeatedly.")
-    ] = None,
+    jobs: Jobs = 1,
+    only: Only = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Carry out trials again that failed.")
     ] = False,
@@ -43,26 +38,42 @@ def search(
     ] = False,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of --dashboard.")] = 8080,
 ) -> None:
-    """Search for the settings of every optimizer of a config; run it again to continue."""
-    from rootfree_lab import commands
-    from rootfree_lab.search.command import Arguments, search_command
+    """Search for the settings of every optimizer of a config, with the same budget for each.
 
-    given = Arguments(
-        config=config, assignments=assignments or [], out=out, storage=storage, name=name,
-        jobs=jobs, only=only or [], retry_failed=retry_failed,
+    Writes the best ones as a config. The same command continues after a stop.
+
+    \b
+    Examples:
+      rootfree search configs/small/digits_cnn.toml --jobs 4
+      rootfree compare out/search/digits_cnn/best.toml --out out/final
+    """
+    from rootfree_lab import commands
+
+    with loading_torch():
+        from rootfree_lab.search.command import search_command
+
+    code = search_command(
+        commands.console, config, assignments=assignments or [], out=out, storage=storage,
+        name=name, jobs=jobs, only=only or [], retry_failed=retry_failed,
         dashboard=port if dashboard else None,
     )  # fmt: skip
-    raise typer.Exit(search_command(commands.console, given))
+    raise typer.Exit(code)
 
 
 def export(
-    records: Annotated[Path, typer.Argument(help="A records.jsonl, or a folder with such files.")],
+    records: Records,
     out: Annotated[Path, typer.Option(dir_okay=False, help="File to write.")] = Path("runs.csv"),
     curves: Annotated[
         bool, typer.Option("--curves", help="A row for each point of a curve, not for each run.")
     ] = False,
 ) -> None:
-    """Write the records of runs as CSV, for a spreadsheet or pandas."""
+    """Write recorded runs as CSV, for a spreadsheet or pandas.
+
+    \b
+    Examples:
+      rootfree export out/digits --out runs.csv
+      rootfree export out/digits --out curves.csv --curves
+    """
     from rootfree_lab.exit_codes import with_exit_codes
     from rootfree_lab.report.export import export as write
 
@@ -81,7 +92,12 @@ def new(
         Path, typer.Argument(dir_okay=False, help="File to write; one that is there is kept.")
     ] = Path("experiment.toml"),
 ) -> None:
-    """Write a commented config to start from."""
+    """Write a commented config to start from.
+
+    \b
+    Example:
+      rootfree new experiment.toml
+    """
     from rootfree_lab.exit_codes import with_exit_codes
     from rootfree_lab.new_config import write_new
 
@@ -101,7 +117,13 @@ def evidence(
         "docs/evidence.md"
     ),
 ) -> None:
-    """Write the page with the paper's tables beside ours, and which claims hold."""
+    """Write the page with the paper's tables beside ours, and which claims hold.
+
+    \b
+    Examples:
+      rootfree evidence
+      rootfree evidence results --out docs/evidence.md
+    """
     from rootfree_lab.evidence import write_evidence
     from rootfree_lab.exit_codes import with_exit_codes
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rootfree_lab.checkpoints import file_name
 from rootfree_lab.config import OutputConfig
-from rootfree_lab.logging_packages import check_packages
+from rootfree_lab.needed import check_packages
 from rootfree_lab.progress import Watcher
 from rootfree_lab.session import Point, Session
 

@@ -13,7 +13,7 @@ from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config
 from rootfree_lab.durable import NotWritten
 from rootfree_lab.measures import is_out_of_memory
-from rootfree_lab.progress import Lines, Watcher
+from rootfree_lab.progress import A_MINUTE, A_MOMENT, Lines, Watcher
 from rootfree_lab.records import Record, append_record
 from rootfree_lab.side_by_side import Channel, Pool
 from rootfree_lab.stopping import Interrupted, StopSignals
@@ -61,12 +61,15 @@ def side_by_side(
     jobs: int,
     stop: StopSignals | None,
     tell: Callable[[Config, str], None],
+    live: bool = False,
 ) -> Iterator[tuple[Config, Record]]:
     """Runs with their records, in the order in which they end.
 
     A run that has no memory beside the others is carried out again when they are done. Raises
-    `Interrupted` when `stop` has received a signal and all have left their checkpoints.
+    `Interrupted` when `stop` has received a signal and all have left their checkpoints. Each run
+    tells a line every minute, where they are looked at `live` every moment.
     """
+    every = A_MOMENT if live else A_MINUTE
     waiting, later, asked = list(runs), list[Config](), False
     with Pool(_work, jobs) as pool:
         while waiting or later or pool.running:
@@ -74,10 +77,10 @@ def side_by_side(
                 asked, waiting, later = True, [], []
                 pool.ask_to_stop()
             while waiting and pool.free:
-                pool.submit((waiting.pop(0), out, True))
+                pool.submit((waiting.pop(0), out, True, every))
             if later and not pool.running:
                 pool.retire_idle()  # alone with all the memory
-                pool.submit((later.pop(0), out, False))
+                pool.submit((later.pop(0), out, False, every))
             for event in pool.events(_LOOK):
                 run: Config = event.item[0]
                 if event.kind == "told":
@@ -98,11 +101,11 @@ def side_by_side(
         raise Interrupted(stop.received, None)
 
 
-def _work(item: tuple[Config, Path, bool], channel: Channel) -> Any:
-    run, out, crowded = item
+def _work(item: tuple[Config, Path, bool, float], channel: Channel) -> Any:
+    run, out, crowded, every = item
     with StopSignals() as stop:
         try:
-            return carry_out(run, out, stop, Lines(channel.tell), crowded=crowded)
+            return carry_out(run, out, stop, Lines(channel.tell, every), crowded=crowded)
         except Interrupted:
             return _INTERRUPTED
         except CrowdedOut:

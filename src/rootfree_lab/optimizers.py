@@ -184,14 +184,12 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
 
 
 def check(name: str, options: Mapping[str, Any]) -> None:
-    """Raise what `build` would for an unknown name or option, without a model.
-
-    A package that is not installed cannot be asked for its options: that is left to `build`.
-    """
+    """Raise what `build` would for an unknown name or option or a missing package; no model."""
     _method(name)
     options, companion, companion_options = _apart(name, options)
     for each, given in ((name, options), (companion, companion_options)):
-        if each != "none" and available(each):
+        if each != "none":
+            _need(each)
             _translated(each, inspect.signature(_method(each).load()).parameters, given)
 
 
@@ -199,6 +197,12 @@ def _method(name: str) -> Method:
     if name not in _METHODS:
         raise unknown_name("the optimizer", name, names())
     return _METHODS[name]
+
+
+def _need(name: str) -> None:
+    if not available(name):
+        package = _method(name).package or "torch>=2.9"
+        raise ConfigError(f"{name} needs {package}: pip install '{package}'")
 
 
 def _apart(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, Any]]:
@@ -245,9 +249,7 @@ def _construct(
 ) -> Optimizer:
     """`parameters`: named ones, or groups of them."""
     method = _method(name)
-    if not available(name):
-        package = method.package or "torch>=2.9"
-        raise ConfigError(f"{name} needs {package}: pip install '{package}'")
+    _need(name)
     constructor = method.load()
     signature = inspect.signature(constructor).parameters
     values = _translated(name, signature, options)

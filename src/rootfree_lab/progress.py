@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -13,7 +12,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from rootfree_lab.session import Point, Session
 
-_REFRESH = 0.5  # seconds: each look at the loss waits for the device
+# Seconds between looks at the loss, each of which waits for the device: on a terminal, in a log.
+A_MOMENT, A_MINUTE = 0.5, 60.0
 
 
 class Watcher:
@@ -53,10 +53,17 @@ def unit(kind: str) -> str:
 def describe_point(point: Point) -> str:
     """The figures of a point of the curve, in words."""
     parts = [f"loss {_number(point['train_loss'])}", f"test loss {_number(point['test_loss'])}"]
-    error = point["test_error"]
-    if error is not None:
-        parts.append(f"accuracy {100 * (1 - error):.2f} %")
+    if point["test_error"] is not None:
+        parts.append(_test_figure(point))
     return " · ".join(parts)
+
+
+def _test_figure(point: Point) -> str:
+    """The accuracy, or the loss where there is none."""
+    error = point["test_error"]
+    if error is None:
+        return f"loss {_number(point['test_loss'])}"
+    return f"accuracy {100 * (1 - error):.2f} %"
 
 
 def _number(value: float | None) -> str:
@@ -75,23 +82,37 @@ def plain_lines(console: Console) -> Callable[[str], None]:
 
 
 class Lines(Watcher):
-    """One line a point, for files and pipes."""
+    """Lines for files and pipes: the start, the last point, and between them one every minute."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], every: float = A_MINUTE) -> None:
+        self._say, self._every = say, every
 
     def begin(self, session: Session) -> None:
         self._speed = Speed(session)
         self._name = f"{session.config.label} seed {session.config.train.seed}"
-        if session.done:
-            self._say(f"{self._name} · goes on from step {session.done}")
+        self._said, self._test = time.monotonic(), ""
+        where = f"goes on from step {session.done}" if session.done else "starts"
+        self._say(f"{self._name} · {where} · {session.total} steps on {session.device}")
+
+    def stepped(self, session: Session) -> None:
+        if self._due() and session.done < session.total:
+            self._line(session, f"loss {session.train_loss():.4f}", self._test)
 
     def point(self, session: Session, point: Point) -> None:
+        self._test = f"test {_test_figure(point)}"
+        if self._due() or session.done == session.total:
+            self._line(session, describe_point(point))
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._said >= self._every
+
+    def _line(self, session: Session, *figures: str) -> None:
+        self._said = time.monotonic()
         speed, left = self._speed.of(session)
-        self._say(
-            f"{self._name} · step {session.done}/{session.total} · epoch {point['epoch']:.2f} · "
-            f"{describe_point(point)} · {speed:,.0f} {unit(session.kind)}/s · {clock(left)} left"
-        )
+        step = f"step {session.done}/{session.total}"
+        epoch = f"epoch {session.done / len(session.feed):.2f}"
+        pace = (f"{speed:,.0f} {unit(session.kind)}/s", f"{clock(left)} left")
+        self._say(" · ".join(filter(None, (self._name, step, epoch, *figures, *pace))))
 
 
 class Bar(Watcher):
@@ -124,7 +145,7 @@ class Bar(Watcher):
         )
 
     def stepped(self, session: Session) -> None:
-        if time.perf_counter() - self._looked < _REFRESH:
+        if time.perf_counter() - self._looked < A_MOMENT:
             return
         speed, _ = self._speed.of(session)
         accuracy = session.train_accuracy()
@@ -137,11 +158,7 @@ class Bar(Watcher):
         self._looked = time.perf_counter()
 
     def point(self, session: Session, point: Point) -> None:
-        error = point["test_error"]
-        if error is not None:
-            self._test = f"test accuracy {100 * (1 - error):.2f} %"
-        else:
-            self._test = f"test loss {_number(point['test_loss'])}"
+        self._test = f"test {_test_figure(point)}"
         self._progress.update(self._task, completed=session.done)
 
     def end(self) -> None:
@@ -162,10 +179,5 @@ class LiveBar(Bar):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()

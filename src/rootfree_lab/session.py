@@ -21,10 +21,10 @@ from rootfree_lab.config import Config, DataConfig
 from rootfree_lab.config_reading import ConfigError, plain_options
 from rootfree_lab.divergence import Diverged, Losses
 from rootfree_lab.feeding import Batch, Feed, TestFeed
-from rootfree_lab.logging_packages import check_packages
 from rootfree_lab.losses import count_correct, make_loss, terms
 from rootfree_lab.lr_schedules import Schedule, base_rates, set_rates
 from rootfree_lab.measures import Stopwatch, peak_bytes, reset_peak, state_bytes
+from rootfree_lab.needed import check_packages
 from rootfree_lab.parallel import Ranks
 from rootfree_lab.passes import GraphedPasses, Passes
 from rootfree_lab.records import Record, versions

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -83,14 +82,9 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for worker in self._workers:
-            if kind is not None:  # nobody waits for what they are doing
+            if error[0] is not None:  # nobody waits for what they are doing
                 worker.process.kill()
             worker.end()
         self._workers = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,10 +12,11 @@ from rich.console import Console
 from rootfree_lab.checkpoints import checkpoint_path
 from rootfree_lab.compare import compare, table
 from rootfree_lab.config_files import load_comparison, load_config
-from rootfree_lab.config_reading import unknown_name
+from rootfree_lab.config_reading import ConfigError, parse_assignment, unknown_name
 from rootfree_lab.exit_codes import FAILED, with_exit_codes
 from rootfree_lab.parallel import speaks
 from rootfree_lab.progress import Lines, LiveBar, Watcher, describe_point, plain_lines
+from rootfree_lab.records import Record
 from rootfree_lab.stopping import StopSignals
 from rootfree_lab.training import finished_record, records_path, sweep, train
 
@@ -34,11 +35,13 @@ def train_command(
     say = typer.echo if speaks() else _silent
 
     def work() -> int:
+        _check_one_seed(assignments)
         config = load_config(config_file, assignments, entry)
-        if resume and finished_record(out, config) is not None:
+        recorded = finished_record(out, config)
+        if recorded is not None:
             sweep(out, config)
-            say(f"this run is in {records_path(out)} already: nothing to resume")
-            return 0
+            say(f"this run is in {records_path(out)} already; another --out trains it again")
+            return _ended(say, recorded)
         checkpoint = checkpoint_path(out, config)
         if checkpoint.exists() and not resume:
             say(f"starts anew; --resume would go on from {checkpoint}", err=True)
@@ -48,13 +51,31 @@ def train_command(
         watchers: list[Watcher] = [Lines(plain_lines(console)) if bar is None else bar]
         with StopSignals() as stop, bar or nullcontext():
             record = train(config, out=out, resume=resume, stop=stop, watchers=watchers)
-        if not record["completed"]:
-            say(f"{config.label} failed: {record['failure']['message']}", err=True)
-            return FAILED
-        say(f"{describe_point(record['curve'][-1])} · recorded in {records_path(out)}")
-        return 0
+        code = _ended(say, record)
+        say(f"recorded in {records_path(out)}")
+        return code
 
     return with_exit_codes(work)
+
+
+def _check_one_seed(assignments: Sequence[str]) -> None:
+    for text in assignments:
+        name, value = parse_assignment(text)
+        if name.rpartition(".")[2] == "seeds" and isinstance(value, list) and len(value) > 1:
+            raise ConfigError(
+                f"--set {name} must name one seed for train, got {value}: rootfree compare trains "
+                "several"
+            )
+
+
+def _ended(say: Callable[..., None], record: Record) -> int:
+    """Say how a run ended."""
+    name = f"{record['label']} seed {record['seed']}"
+    if not record["completed"]:
+        say(f"{name} failed: {record['failure']['message']}", err=True)
+        return FAILED
+    say(f"{name} · {describe_point(record['curve'][-1])}")
+    return 0
 
 
 def _silent(message: str, *, err: bool = False) -> None:

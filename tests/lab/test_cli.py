@@ -86,13 +86,6 @@ def test_bad_arguments_are_refused(arguments, tmp_path, monkeypatch):
     assert "Traceback" not in result.output
 
 
-def test_help_lists_the_commands():
-    result = run("--help")
-    assert result.exit_code == 0
-    assert "demo" in result.output
-    assert "bench" in result.output
-
-
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_the_command_says_how_to_get_it(missing):
     """A module set to None in sys.modules is one that cannot be imported."""

@@ -206,6 +206,8 @@ def test_a_peer_that_is_not_installed(monkeypatch):
     assert "heavyball.SOAP" in optimizers.names()
     with pytest.raises(ValueError, match="pip install 'heavyball'"):
         optimizers.build("heavyball.SOAP", cnn(), batch_size=8)
+    with pytest.raises(ValueError, match="pip install 'heavyball'"):
+        optimizers.check("heavyball.SOAP", {})  # before anything is trained
 
 
 def test_of_graph_attention_the_hidden_map_is_a_matrix():

@@ -18,10 +18,10 @@ from rootfree.methods import diagonal, if_whitening, inverse_free
 from rootfree.rules import full_matrix as full_matrix_rules
 from rootfree.rules import if_shampoo as if_shampoo_rules
 from rootfree.rules import rf_shampoo
-from rootfree.structures import Dense
+from rootfree.structures import Dense, LowerTriangular
 from rootfree_lab import commands
 from rootfree_lab.commands import app
-from rootfree_lab.verify import fisher, report
+from rootfree_lab.verify import fisher, gaussian, report
 from rootfree_lab.verify.claim import Claim, Measured
 from rootfree_lab.verify.table import CLAIMS
 
@@ -178,6 +178,13 @@ covariance_off = wrapped(full_matrix_rules, "if_covariance_rank_one_", batch_siz
 unit_off = wrapped(full_matrix_rules, "unit_gradient", batch_size_off)
 
 
+# H off by 1 % where it is given as a sum of outer products.
+contracted_scaled = wrapped(
+    OuterProducts, "contracted", lambda call, H, *args: [1.01 * C for C in call(H, *args)]
+)
+dense_scaled = wrapped(OuterProducts, "dense", lambda call, H: 1.01 * call(H))
+
+
 def nothing(call: Callable[..., Any], *args: Any) -> None:
     """No balance."""
 
@@ -197,7 +204,62 @@ half_of_the_errors = wrapped(
     if_whitening, "errors", lambda call, *args, **kwargs: [E / 2 for E in call(*args, **kwargs)]
 )
 
+
+def flat_weights(call: Callable[..., Any], d: int) -> Any:
+    """Nodes that do not stand for a Gaussian."""
+    points, weights = call(d)
+    return points, torch.full_like(weights, 1 / len(weights))
+
+
+def not_twice(patch: Patch) -> None:
+    """Entries without a mirror image counted once."""
+    patch.setattr(LowerTriangular, "project", lambda self, M: self.pack(M))
+
+
+def of_full_rank(call: Callable[..., Any], H: OuterProducts, *args: Any) -> Any:
+    return [C + torch.eye(C.shape[-1], dtype=C.dtype) for C in call(H, *args)]
+
+
+def last_gradient_alone(call: Callable[..., Any], ss: Any, gs: Any, **kwargs: Any) -> None:
+    """s = g², no average."""
+    for s, g in zip(ss, gs, strict=True):
+        s.copy_(g.square())
+
+
+def rounded_to_nearest(call: Callable[..., Any], K: Any, new: Any, counters: Any) -> None:
+    K.copy_(new)
+
+
+def indefinite(call: Callable[..., Any], S: Any) -> Any:
+    """An inverse with an eigenvalue below zero."""
+    least, largest = torch.linalg.eigvalsh(call(S))[..., [0, -1]].unbind(-1)
+    return call(S) - (least + 1e-4 * largest)[:, None, None] * torch.eye(S.shape[-1])
+
+
+shampoo_damped = wrapped(rf_shampoo, "update_factors_", damped)
+no_coordinates = wrapped(gaussian, "local", lambda call, d: 1.01 * call(d))
+another_divergence = wrapped(
+    gaussian, "_divergence", lambda call, S, cov: call(S, cov) + 1e-3 * torch.trace(S @ S)
+)
+
 PERTURBATIONS: dict[str, list[Perturbation]] = {
+    "fisher-rank": [wrapped(OuterProducts, "contracted", of_full_rank)],
+    "gaussian-identities": [wrapped(gaussian, "nodes", flat_weights)],
+    "gaussian-step": [dense_scaled, another_divergence],
+    "gaussian-blocks": [another_divergence],
+    "gaussian-local": [no_coordinates],
+    "chain-rule": [shampoo_damped, contracted_scaled],
+    "chain-rule-structures": [half_replaced, factor_damped, not_twice],
+    "scale-rf-adagrad": [wrapped(diagonal, "accumulate_squares_", batch_size_off)],
+    "scale-if-factor": [in_frame_off, inverse_free_off],
+    "affine-rf-adagrad": [wrapped(diagonal, "preconditioned_heavy_ball_", rooted)],
+    "bounded-direction": [wrapped(diagonal, "accumulate_squares_", last_gradient_alone)],
+    "root-scale": [wrapped(diagonal, "accumulate_squares_", batch_size_ignored)],
+    "one-axis": [shampoo_damped, contracted_off],
+    "bf16-structures": [wrapped(inverse_free, "move_factors_", rounded_to_bf16)],
+    "bf16-stored": [wrapped(inverse_free, "stochastic_round_", rounded_to_nearest)],
+    "positive-definite-state": [wrapped(rf_shampoo, "inverse", indefinite)],
+    "balance-blocks": [no_powers_of_two],
     "fisher-joint": [contracted_off],
     "fisher-monte-carlo": [contracted_off, biased_labels],
     "fisher-cross-terms": [contracted_off, biased_labels],

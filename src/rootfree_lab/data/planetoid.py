@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rootfree_lab.data.dataset import Dataset, Graph, Split
 from rootfree_lab.data.errors import existing_folder, reading
-from rootfree_lab.data.planetoid_files import has_published_files, read_published
+from rootfree_lab.data.planetoid_files import has_published_files, read_published, sparse_rows
 from rootfree_lab.data.unpacking import check_zip
 
 Arrays = dict[str, NDArray[Any]]
@@ -61,16 +61,9 @@ def _raw_folders(folder: Path, name: str) -> list[Path]:
 
 
 def _dense_features(arrays: Arrays) -> NDArray[np.float32]:
-    nodes, width = (int(length) for length in arrays["feat_shape"])
-    starts = arrays["feat_indptr"].astype(np.int64)
-    columns = arrays["feat_indices"].astype(np.int64)
-    counts = np.diff(starts)
-    sound = len(starts) == nodes + 1 and starts[0] == 0 and (counts >= 0).all()
-    if not sound or starts[-1] != len(columns) or len(columns) != len(arrays["feat_data"]):
-        raise ValueError("its features are not compressed sparse rows")
-    _check_range("feat_indices", columns, width)
-    features = np.zeros((nodes, width), dtype=np.float32)
-    features[np.repeat(np.arange(nodes), counts), columns] = arrays["feat_data"]
+    data, indices, starts, shape = (arrays[field] for field in _FIELDS[:4])
+    features: NDArray[np.float32] = sparse_rows(data, indices, starts, shape).toarray()
+    features = features.astype(np.float32)
     sums = features.sum(1, keepdims=True)
     np.divide(features, sums, out=features, where=sums > 0)
     return features

@@ -7,11 +7,13 @@ node, with a one in the column of its class.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix, vstack  # type: ignore[import-untyped]
 
 from rootfree_lab.data.errors import reading
 from rootfree_lab.data.plain_pickle import Made, array_of, fields_of, read_plain, what_is
@@ -40,34 +42,28 @@ _PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph")
 
 
 def _joined(parts: dict[str, Any], order: NDArray[np.int64]) -> Arrays:
-    known, tested = parts["allx"], parts["tx"]
-    nodes = len(parts["graph"])
-    if len(order) != tested.rows or order.min() < known.rows or order.max() >= nodes:
+    (known, width), tested, nodes = parts["allx"].shape, parts["tx"].shape[0], len(parts["graph"])
+    if len(order) != tested or order.min() < known or order.max() >= nodes:
         raise ValueError("test.index does not fit the other files")
-    rows: list[tuple[NDArray[Any], NDArray[Any]]] = [(_NOTHING, _NOTHING)] * nodes
-    labels = np.full(nodes, -1)  # Citeseer has isolated nodes that are in no file
-    for node in range(known.rows):
-        rows[node] = known.row(node)
-    labels[: known.rows] = _classes(parts["ally"])
-    for place, node in enumerate(order):
-        rows[node] = tested.row(place)
-    labels[order] = _classes(parts["ty"])
+    # Citeseer has isolated nodes that are in no file: an empty row, and no class.
+    rows = vstack([parts["allx"], parts["tx"], csr_matrix((1, width))], format="csr")
+    row, labels = np.full(nodes, known + tested), np.full(nodes, -1)
+    row[:known], row[order] = np.arange(known), known + np.arange(tested)
+    labels[:known], labels[order] = _classes(parts["ally"]), _classes(parts["ty"])
+    features = rows[row]
     edges = {(min(a, b), max(a, b)) for a, near in parts["graph"].items() for b in near if a != b}
-    train = parts["x"].rows
+    train = parts["x"].shape[0]
     return {
-        "feat_data": np.concatenate([values for _, values in rows]).astype(np.float32),
-        "feat_indices": np.concatenate([columns for columns, _ in rows]).astype(np.int64),
-        "feat_indptr": np.cumsum([0, *(len(columns) for columns, _ in rows)]),
-        "feat_shape": np.array([nodes, known.columns]),
+        "feat_data": features.data.astype(np.float32),
+        "feat_indices": features.indices,
+        "feat_indptr": features.indptr,
+        "feat_shape": np.array(features.shape),
         "labels": labels,
         "edges": np.array(sorted(edges), dtype=np.int64).reshape(-1, 2),
         "train_idx": np.arange(train),
-        "val_idx": np.arange(train, min(train + _VALIDATION, known.rows)),
+        "val_idx": np.arange(train, min(train + _VALIDATION, known)),
         "test_idx": np.sort(order),
     }
-
-
-_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 def _classes(hot: NDArray[Any]) -> NDArray[np.int64]:
@@ -76,29 +72,27 @@ def _classes(hot: NDArray[Any]) -> NDArray[np.int64]:
     return found
 
 
-class _Rows:
+def _matrix(made: Any) -> Any:
     """A matrix in compressed sparse rows."""
+    state = fields_of(made, *_MATRICES)
+    shape = state["_shape"] if "_shape" in state else state["shape"]
+    if not isinstance(shape, tuple) or [type(d) for d in shape] != [int, int]:
+        raise ValueError("a matrix has no shape")
+    data, indices, starts = (array_of(state[name]) for name in ("data", "indices", "indptr"))
+    return sparse_rows(data, indices, starts, shape)
 
-    def __init__(self, made: Any) -> None:
-        state = fields_of(made, *_MATRICES)
-        shape = state["_shape"] if "_shape" in state else state["shape"]
-        if not isinstance(shape, tuple) or [type(d) for d in shape] != [int, int]:
-            raise ValueError("a matrix has no shape")
-        self.rows, self.columns = shape
-        self._data, self._indices, starts = (
-            array_of(state[name]) for name in ("data", "indices", "indptr")
-        )
-        counts = np.diff(starts)
-        sound = starts.ndim == self._data.ndim == 1 and len(starts) == self.rows + 1
-        sound = sound and self._data.shape == self._indices.shape and starts[0] == 0
-        if not sound or starts[-1] != len(self._data) or (counts < 0).any():
-            raise ValueError("a matrix is not in compressed sparse rows")
-        self._starts = starts
 
-    def row(self, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Columns and values of a row."""
-        part = slice(self._starts[number], self._starts[number + 1])
-        return self._indices[part], self._data[part]
+def sparse_rows(data: Any, indices: Any, starts: Any, shape: Iterable[int]) -> Any:
+    """The matrix of these arrays; ValueError where they are not those of one."""
+    parts = (data, indices.astype(np.int64), starts.astype(np.int64))
+    try:
+        matrix = csr_matrix(parts, shape=tuple(map(int, shape)))
+        matrix.check_format(full_check=True)
+        if matrix.nnz != len(data):
+            raise ValueError(f"{len(data)} entries, {matrix.nnz} of them in rows")
+    except ValueError as error:
+        raise ValueError(f"its features are not compressed sparse rows: {error}") from error
+    return matrix
 
 
 # Where scipy had the class, in its versions.
@@ -128,4 +122,4 @@ def _read(path: Path, part: str) -> Any:
         made = read_plain(path.read_bytes())
         if part == "graph":
             return _neighbours(made)
-        return _Rows(made) if part.endswith("x") else array_of(made)
+        return _matrix(made) if part.endswith("x") else array_of(made)

@@ -18,8 +18,7 @@ def sources_table(cache: Path | None = None) -> Table:
         # Folded, not cut: a name that does not fit goes on in the next line.
         table.add_column(heading, no_wrap=heading in ("name", "status"), overflow="fold")
     for source in SOURCES.values():
-        by_package = source.package is not None
-        how = f"rootfree data fetch {source.name}" if by_package else source.how
+        how = f"rootfree data fetch {source.name}" if source.ways else source.how
         here = status(source.name, cache=cache)
         # Escaped: brackets would be taken for a style.
         table.add_row(source.name, source.kind, source.size, here, escape(how))

@@ -6,9 +6,11 @@ The data sets here shrink by factors of two to thirty.
 from __future__ import annotations
 
 import gzip
+import tarfile
 import zipfile
 from collections.abc import Iterable
-from pathlib import Path
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 _FACTOR, _LEAST = 100, 1 << 20
@@ -38,6 +40,38 @@ def gunzip(path: Path) -> bytes:
     """The content of a gzipped file."""
     with gzip.open(path, "rb") as file:
         return b"".join(Allowance(path).blocks(file))
+
+
+def unpack_tar(archive: Path, keep: tuple[str, ...], target: Path) -> None:
+    """Put the files of a gzipped tar archive whose paths match into the folder `target`."""
+    allowance = Allowance(archive)
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            if member.isfile() and matches(member.name, keep):
+                content = tar.extractfile(member)
+                if content is not None:
+                    _write(content, member.name, target, allowance)
+
+
+def unpack_zip(archive: Path, keep: tuple[str, ...], target: Path) -> None:
+    """Put the files of a zip archive whose paths match into the folder `target`."""
+    allowance = Allowance(archive)
+    with zipfile.ZipFile(archive) as files:
+        for member in files.infolist():
+            if not member.is_dir() and matches(member.filename, keep):
+                with files.open(member) as content:
+                    _write(content, member.filename, target, allowance)
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether one of the patterns is that of a path."""
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _write(content: IO[bytes], name: str, target: Path, allowance: Allowance) -> None:
+    # The last part of the name only: no archive writes outside the target.
+    with (target / PurePosixPath(name).name).open("wb") as file:
+        file.writelines(allowance.blocks(content))
 
 
 def check_zip(path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from rootfree_lab import own_code
 from rootfree_lab.config_reading import ConfigError, unknown_name
 from rootfree_lab.models import graphs, language, linear, small_images, timm_images, vmamba
+from rootfree_lab.needed import need
 
 __all__ = ["DatasetInfo", "build", "check", "names"]
 
@@ -83,7 +84,7 @@ def names() -> list[str]:
 
 
 def check(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> None:
-    """Raise what `build` would for a wrong name, kind of data or option, without building."""
+    """Raise what `build` would for a wrong name, kind of data or option, or a missing package."""
     if own_code.is_own(name):
         own_code.check_arguments(
             f"the model {own_code.shown(name)}", own_code.load("model.name", name), options,
@@ -93,6 +94,9 @@ def check(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> None:
     if name not in _MODELS:
         raise unknown_name("the model", name, names())
     builder, kinds = _MODELS[name]
+    package = _package(builder)
+    if package is not None:
+        need(f"the model {name!r}", package)
     if dataset.kind not in kinds:
         raise ConfigError(
             f"the model {name!r} is for data of the kind {' or '.join(kinds)}, got {dataset.kind}"
@@ -103,6 +107,14 @@ def check(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> None:
             raise unknown_name(f"the option of the model {name!r},", option, allowed)
 
 
+def _package(builder: Builder) -> str | None:
+    """The package that a builder imports."""
+    if builder in _GRAPHS:
+        return "torch_geometric"
+    of_timm = builder is small_images.small_vit or builder.__module__ == timm_images.__name__
+    return "timm" if of_timm else None
+
+
 def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
     """The model of this name for the data, freshly initialised from torch's global generator."""
     check(name, dataset, options)
@@ -111,10 +123,6 @@ def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
     builder, _ = _MODELS[name]
     try:
         return builder(dataset, **options)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the model {name!r} needs {error.name}: pip install 'rootfree[lab]'"
-        ) from error
     except (TypeError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise ConfigError(f"the model {name!r} cannot be built with {options}: {error}") from error
 

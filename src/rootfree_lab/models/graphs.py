@@ -46,20 +46,17 @@ class GraphAttention(nn.Module):
 def hop_features(features: Tensor, edges: Tensor, hops: int) -> Tensor:
     """X, ÂX, ..., Â^hops X, stacked to (n, hops + 1, f); Â = D^{-1/2}(A + I)D^{-1/2}.
 
-    Self-loops among the edges are dropped first, so that each node has exactly one.
+    Of the self-loops among the edges and those of I, each node keeps one.
     """
-    n = len(features)
-    source, target = edges[:, edges[0] != edges[1]]
-    loops = torch.arange(n, device=features.device)
-    source, target = torch.cat([source, loops]), torch.cat([target, loops])
-    degree = torch.bincount(target, minlength=n).to(features.dtype)
-    weight = (degree[source] * degree[target]).rsqrt()[:, None]
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm  # type: ignore[import-untyped]
+
+    (source, target), weight = gcn_norm(edges, num_nodes=len(features), dtype=features.dtype)
     stack = [features]
     for _ in range(hops):
         # (ÂX)_i = Σ_j Â_ij X_j
         total = torch.zeros_like(features)
         for some in torch.arange(len(source), device=source.device).split(_EDGES_AT_ONCE):
-            total.index_add_(0, target[some], weight[some] * stack[-1][source[some]])
+            total.index_add_(0, target[some], weight[some, None] * stack[-1][source[some]])
         stack.append(total)
     return torch.stack(stack, 1)
 

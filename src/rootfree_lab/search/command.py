@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +10,34 @@ import typer
 from rich.console import Console
 
 from rootfree_lab.config_files import read_tables
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.config_reading import unknown_name
 from rootfree_lab.exit_codes import FAILED, with_exit_codes
+from rootfree_lab.needed import need
 from rootfree_lab.stopping import StopSignals
 from rootfree_lab.training import make_output_folder, records_path
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The command line."""
-
-    config: Path
-    assignments: Sequence[str]
-    out: Path | None
-    storage: str | None
-    name: str | None
-    jobs: int
-    only: Sequence[str]
-    retry_failed: bool
-    dashboard: int | None
-
-
-def search_command(console: Console, given: Arguments) -> int:
+def search_command(console: Console, config: Path, **given: Any) -> int:
     """Search for the settings of a config's optimizers."""
-    return with_exit_codes(lambda: _search(console, given))
+    return with_exit_codes(lambda: _search(console, config, **given))
 
 
-def _search(console: Console, given: Arguments) -> int:
-    _need("optuna", "rootfree search", "rootfree[search]")
-    if given.dashboard is not None:
-        _need("optuna_dashboard", "--dashboard", "optuna-dashboard")
+def _search(
+    console: Console,
+    config: Path,
+    *,
+    assignments: Sequence[str],
+    out: Path | None,
+    storage: str | None,
+    name: str | None,
+    jobs: int,
+    only: Sequence[str],
+    retry_failed: bool,
+    dashboard: int | None,
+) -> int:
+    need("rootfree search", "optuna", "rootfree[search]")
+    if dashboard is not None:
+        need("--dashboard", "optuna_dashboard", "optuna-dashboard")
     # What follows imports Optuna.
     from rootfree_lab.search import results, settings
     from rootfree_lab.search.dashboard import serve
@@ -50,21 +46,21 @@ def _search(console: Console, given: Arguments) -> int:
     from rootfree_lab.search.loop import search
     from rootfree_lab.search.storage import in_words, open_storage
 
-    entries = settings.load_entries(given.config, given.assignments)
-    entries = _chosen(entries, given.only)
+    entries = settings.load_entries(config, assignments)
+    entries = _chosen(entries, only)
     settings.check(entries)
-    out = given.out or Path("out/search") / given.config.stem
+    out = out or Path("out/search") / config.stem
     make_output_folder(out)
-    where = given.storage or str(out / "journal.log")
-    tables = read_tables(given.config, given.assignments)
+    where = storage or str(out / "journal.log")
+    tables = read_tables(config, assignments)
     with in_words(where):
         ledger = Ledger(
-            open_storage(where), given.name or given.config.stem, entries,
-            retry_failed=given.retry_failed,
+            open_storage(where), name or config.stem, entries,
+            retry_failed=retry_failed,
         )  # fmt: skip
         results.write_records(ledger, out)
-        if given.dashboard is not None:
-            typer.echo(f"dashboard: {serve(where, given.dashboard)}")
+        if dashboard is not None:
+            typer.echo(f"dashboard: {serve(where, dashboard)}")
 
         def say(claim: Any, kind: str, content: Any) -> None:
             display(claim, kind, content)
@@ -72,7 +68,7 @@ def _search(console: Console, given: Arguments) -> int:
                 results.write_best(ledger, tables, out)
 
         with StopSignals() as stop, Display(console, ledger) as display:
-            search(ledger, out=out, jobs=given.jobs, stop=stop, say=say)
+            search(ledger, out=out, jobs=jobs, stop=stop, say=say)
         results.write_records(ledger, out)
         results.sweep_checkpoints(ledger, out)
         best = results.write_best(ledger, tables, out)
@@ -95,8 +91,3 @@ def _chosen(entries: list[Any], only: Sequence[str]) -> list[Any]:
         if label not in labels:
             raise unknown_name("--only: the entry", label, labels)
     return [entry for entry in entries if not only or entry.label in only]
-
-
-def _need(module: str, what: str, package: str) -> None:
-    if find_spec(module) is None:
-        raise ConfigError(f"{what} needs {module}: pip install '{package}'")

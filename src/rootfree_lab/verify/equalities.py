@@ -21,6 +21,7 @@ from rootfree_lab.verify.methods import (
     IF_SHAMPOO,
     MATRIX_METHODS,
     RF_FULL,
+    RF_SHAMPOO,
     Method,
     inverses,
 )
@@ -75,6 +76,28 @@ def one_factor(generator: torch.Generator) -> Measured:
             differences.append(relative_difference(p.detach(), w))
             differences.append(relative_difference(S_inv, A @ A.mT))
     return below(largest(differences), EQUAL, f"d = {d}, {STEPS} steps, with damping")
+
+
+def one_axis(generator: torch.Generator) -> Measured:
+    """Method 6 on a vector against method 3, along a run."""
+    differences: list[float] = []
+    for gamma, lam in ((0.0, 0.0), (1.0, 0.2)):
+        A, w = mixing(generator, 6, 6), normal(generator, 6)
+        ps = [nn.Parameter(w.clone()) for _ in range(2)]
+        options = {"lr": 0.1, "batch_size": 7, "momentum": 0.5, "precond_lr": 0.2}
+        optimizers = [
+            method.make(p, [A], damping=lam, gamma=gamma, **options)
+            for method, p in zip((RF_SHAMPOO, RF_FULL), ps, strict=True)
+        ]
+        for _ in range(STEPS):
+            g = normal(generator, 6)
+            for p, optimizer in zip(ps, optimizers, strict=True):
+                p.grad = g.clone()
+                optimizer.step()
+            found, wanted = (o.state[p] for p, o in zip(ps, optimizers, strict=True))
+            differences += map(relative_difference, inverses(found), inverses(wanted))
+            differences.append(relative_difference(ps[0].detach(), ps[1].detach()))
+    return below(largest(differences), EQUAL, f"d = 6, {STEPS} steps, with damping and without")
 
 
 def batched_blocks(generator: torch.Generator) -> Measured:

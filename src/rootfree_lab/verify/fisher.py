@@ -126,6 +126,25 @@ def cross_terms(generator: torch.Generator) -> Measured:
     )
 
 
+def rank(generator: torch.Generator) -> Measured:
+    """The rank of B·ḡḡᵀ, and of the standard empirical Fisher matrix of the same mini-batch."""
+    B = 8
+    model = Logistic.draw(generator, N=24, d=D)
+    rows = torch.arange(B)[None]
+    g = model.gradients(rows, draw_labels(generator, model.p[rows]))
+    standard = OuterProducts(g.mT / B**0.5).dense()  # several vectors are columns
+    joint, of_all = (
+        int(torch.linalg.matrix_rank(H[0])) for H in (curvature(g.mean(1), B), standard)
+    )
+    same = relative_difference(standard[0], g[0].mT @ g[0] / B)
+    return Measured(
+        joint,
+        f"1, standard: {D}",
+        (joint, of_all) == (1, D) and same < 1e-13,
+        f"d = {D}, B = {B}; rank {of_all} of (1/B)Σgᵢgᵢᵀ",
+    )
+
+
 def _mini_batches(
     generator: torch.Generator, model: Logistic, B: int, *, observed: Tensor | None
 ) -> Iterator[Tensor]:

@@ -49,6 +49,28 @@ class Method:
         return optimizer
 
 
+class Constant:
+    """The same curvature at every step: one of the library's forms, or a matrix and the shape."""
+
+    def __init__(self, H: Any, shape: Shape = ()) -> None:
+        if isinstance(H, Tensor):
+            values, vectors = torch.linalg.eigh(H)
+            H = rootfree.SumOfOuterProducts((vectors * values.sqrt()).mT.reshape(-1, *shape))
+        self._H = H
+
+    def joint(self) -> Sequence[tuple[Tensor, Tensor]]:
+        return ()
+
+    def check(self, params: Sequence[Tensor]) -> None:
+        return
+
+    def of(self, p: Tensor, *, batch_size: int) -> Any:
+        return self._H
+
+    def used(self) -> None:
+        return
+
+
 def inverses(state: State) -> list[Tensor]:
     """Sₙ⁻¹ of every axis, from the state of a matrix method with one block."""
     kept = sorted(key for key in state if key.startswith("block0.inverse"))
@@ -94,6 +116,7 @@ _bare: dict[str, Any] = {"safeguard": False, "momentum": 0.0, "precond_lr": 0.1}
 _paper: dict[str, Any] = {**_whole, "factor_norm": "frobenius", "init_scale": 1.0}
 
 RF_RMSPROP = Method("RF-RMSProp", partial(rootfree.RFRMSprop, **_plain), (VECTOR,), _diagonal_start)
+RF_ADAGRAD = Method("RF-AdaGrad", partial(rootfree.RFAdagrad, **_plain), (VECTOR,), _diagonal_start)
 RF_FULL = Method(
     "RF full matrix",
     partial(rootfree.RFFullAdagrad, **_whole, **_bare),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from rootfree.structures import make_structure
 from rootfree_lab.verify.claim import Measured, below, largest, normal, relative_difference
 from rootfree_lab.verify.methods import IF_SHAMPOO
 
@@ -29,6 +32,34 @@ def bf16_factors(generator: torch.Generator, *, norm: str) -> Measured:
     return below(largest(worst.values()), 0.02, f"{STEPS} steps: {each}")
 
 
+def bf16_structures(generator: torch.Generator) -> Measured:
+    """The same for factors of other structures."""
+    gradients = _least_squares_gradients(generator)
+    worst = {}
+    for structure in ("lower_triangular", "hierarchical:4"):
+        moved = (
+            _movements(gradients, 0.05, "spectral", dtype, structure=structure)
+            for dtype in (torch.bfloat16, torch.float32)
+        )
+        worst[structure] = largest(map(relative_difference, *moved))
+    each = ", ".join(f"{value:.1e} {structure}" for structure, value in worst.items())
+    return below(largest(worst.values()), 0.02, each)
+
+
+def bf16_stored(generator: torch.Generator) -> Measured:
+    """Factors kept in bfloat16: rounded stochastically they follow float32's, and do not freeze.
+
+    Each has the movement of float32's within the noise of rounding, which averages out.
+    """
+    gradients = _least_squares_gradients(generator)
+    true = _movements(gradients, 0.01, "spectral", torch.float32)
+    found = _movements(gradients, 0.01, "spectral", torch.float32, factor_dtype=torch.bfloat16)
+    along = [float((x * y).sum() / y.square().sum()) for x, y in zip(found, true, strict=True)]
+    figure = largest(abs(a - 1) for a in along)
+    each = ", ".join(f"{a:.3f}" for a in along)
+    return below(figure, 0.1, f"{STEPS} steps at β₂ = 0.01; movement along float32's {each}")
+
+
 def _least_squares_gradients(generator: torch.Generator) -> list[Tensor]:
     """Mini-batch gradients of ½‖Wx - y‖² along a run of plain gradient descent."""
     target, W = normal(generator, *SHAPE), torch.zeros(SHAPE, dtype=torch.float64)
@@ -43,14 +74,16 @@ def _least_squares_gradients(generator: torch.Generator) -> list[Tensor]:
 
 
 def _movements(
-    gradients: list[Tensor], beta2: float, norm: str, dtype: torch.dtype
+    gradients: list[Tensor], beta2: float, norm: str, dtype: torch.dtype, **more: Any
 ) -> list[Tensor]:
-    """Kₙ - I of both axes after the gradients, products in `dtype`."""
+    """Kₙ - I of both axes after the gradients, products in `dtype`, as the state keeps it."""
     p = nn.Parameter(torch.zeros(SHAPE))
-    options = {"precond_lr": beta2, "factor_norm": norm, "matmul_dtype": dtype}
+    options = {"precond_lr": beta2, "factor_norm": norm, "matmul_dtype": dtype, **more}
     optimizer = IF_SHAMPOO.build([p], lr=0.0, batch_size=TERMS, damping=1e-3, **options)
     for g in gradients:
         p.grad = g.clone()
         optimizer.step()
-    factors = [optimizer.state[p][f"block0.factor{n}"][0] for n in range(2)]
+    structures = [make_structure(more.get("structure", "dense"), d) for d in SHAPE]
+    state = optimizer.state[p]
+    factors = [s.unpack(state[f"block0.factor{n}"].float())[0] for n, s in enumerate(structures)]
     return [K - torch.eye(len(K)) for K in factors]

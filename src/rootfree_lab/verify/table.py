@@ -6,25 +6,31 @@ from functools import partial
 
 from rootfree_lab.verify import (
     covariance,
+    directions,
     equalities,
     first_order,
     fisher,
+    gaussian,
     invariances,
     methods,
     precision,
+    states,
     whitening,
 )
 from rootfree_lab.verify.claim import Claim
 
 _SCALED = {
     "rf-rmsprop": methods.RF_RMSPROP,
+    "rf-adagrad": methods.RF_ADAGRAD,
     "rf-full": methods.RF_FULL,
     "if-covariance": methods.IF_COVARIANCE,
+    "if-factor": methods.IF_FACTOR,
     "rf-shampoo": methods.RF_SHAMPOO,
     "if-shampoo": methods.IF_SHAMPOO,
 }
 _TRANSFORMED = {
     "rf-rmsprop": (methods.RF_RMSPROP, "a diagonal A"),
+    "rf-adagrad": (methods.RF_ADAGRAD, "a diagonal A"),
     "rf-full": (methods.RF_FULL, "any A"),
     "if-covariance": (methods.IF_COVARIANCE, "any A"),
     "if-factor": (methods.IF_FACTOR, "any A"),
@@ -52,6 +58,41 @@ _ALL = (
         "fisher-cross-terms",
         "Cross terms vanish in expectation with labels from the model, and only then.",
         fisher.cross_terms,
+    ),
+    Claim(
+        "fisher-rank",
+        "B·ḡḡᵀ has rank one; the standard empirical Fisher matrix, of as many terms, has not.",
+        fisher.rank,
+    ),
+    Claim(
+        "gaussian-identities",
+        "∂E ℓ/∂μ = E ∇ℓ and 2·∂E ℓ/∂S⁻¹ = E ∇²ℓ over a Gaussian with covariance S⁻¹.",
+        gaussian.identities,
+    ),
+    Claim(
+        "gaussian-step",
+        "RF full matrix: a step of S is one of natural-gradient descent over the Gaussian.",
+        gaussian.full_step,
+    ),
+    Claim(
+        "gaussian-blocks",
+        "S = S_C ⊗ S_K: Fisher's matrix is singular, its blocks are -d/2·∂S_C⁻¹/∂S_C and alike.",
+        gaussian.fisher_blocks,
+    ),
+    Claim(
+        "gaussian-local",
+        "The local coordinates C·exp(η/√2d) are orthonormal.",
+        gaussian.local_coordinates,
+    ),
+    Claim(
+        "chain-rule",
+        "RF-Shampoo: any H is projected on its factors by the chain rule.",
+        gaussian.chain_rule,
+    ),
+    Claim(
+        "chain-rule-structures",
+        "IF-Shampoo: a step of a factor of any structure is one of natural-gradient descent.",
+        gaussian.structured_step,
     ),
     *(
         Claim(
@@ -88,6 +129,16 @@ _ALL = (
         "affine-root-breaks",
         "The worked example: a = 2b after a step without the root, and not with it.",
         invariances.worked_example,
+    ),
+    Claim(
+        "bounded-direction",
+        "RF-RMSProp: the direction stays bounded when the gradient vanishes, or explodes.",
+        directions.bounded,
+    ),
+    Claim(
+        "root-scale",
+        "With the root, directions do not depend on the loss's scale, but s is then no curvature.",
+        directions.root_and_scale,
     ),
     Claim(
         "woodbury",
@@ -128,6 +179,11 @@ _ALL = (
         equalities.one_factor,
     ),
     Claim(
+        "one-axis",
+        "RF-Shampoo with one axis is the full-matrix method.",
+        equalities.one_axis,
+    ),
+    Claim(
         "batched-blocks",
         "b blocks in one batched call are b separate calls.",
         equalities.batched_blocks,
@@ -139,6 +195,26 @@ _ALL = (
             partial(precision.bf16_factors, norm=norm),
         )
         for norm in ("frobenius", "spectral")
+    ),
+    Claim(
+        "bf16-structures",
+        "So do factors of other structures, with bf16 products.",
+        precision.bf16_structures,
+    ),
+    Claim(
+        "bf16-stored",
+        "Factors that are kept in bf16, rounded stochastically, move as those in float32 do.",
+        precision.bf16_stored,
+    ),
+    Claim(
+        "positive-definite-state",
+        "The preconditioners that the optimizers keep in float32 are positive definite.",
+        states.positive_definite,
+    ),
+    Claim(
+        "balance-blocks",
+        "The scales of 100,000 blocks' factors leave no trace in a step, not a bit.",
+        states.balance_of_blocks,
     ),
     Claim(
         "balance",

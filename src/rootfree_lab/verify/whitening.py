@@ -20,6 +20,7 @@ from rootfree_lab.verify.claim import (
     rotation,
 )
 from rootfree_lab.verify.first_order import slope_two
+from rootfree_lab.verify.methods import Constant
 
 SHAPE = (3, 4)
 STEPS = 20
@@ -52,7 +53,7 @@ def fixed_point(generator: torch.Generator) -> Measured:
     L, R = (mixing(generator, d, d) for d in SHAPE)
     H = torch.kron(L @ L.mT, R @ R.mT)
     grads = [normal(generator, *SHAPE) for _ in range(300)]
-    _, Ps = _trained(grads, damping=0.0, precond_lr=0.3, curvature=_Constant(H))
+    _, Ps = _trained(grads, damping=0.0, precond_lr=0.3, curvature=Constant(H, SHAPE))
     P = torch.kron(*Ps)
     eye = torch.eye(len(H), dtype=H.dtype)
     return below(relative_difference(P @ H @ P, eye), CONVERGED, "300 steps, β₂ = 0.3")
@@ -116,26 +117,6 @@ def balance(generator: torch.Generator) -> Measured:
         ratio = sizes[1] ** 0.5 if method is rootfree.RFShampoo else sizes[1]
         worst = max(worst, ratio if same else torch.inf)
     return below(worst, RATIO, f"ratio after {STEPS} steps, 2^40 before; trajectories identical")
-
-
-class _Constant:
-    """The same curvature at every step."""
-
-    def __init__(self, H: Tensor) -> None:
-        values, vectors = torch.linalg.eigh(H)
-        self._H = rootfree.SumOfOuterProducts((vectors * values.sqrt()).mT.reshape(-1, *SHAPE))
-
-    def joint(self) -> Sequence[tuple[Tensor, Tensor]]:
-        return ()
-
-    def check(self, params: Sequence[Tensor]) -> None:
-        return
-
-    def of(self, p: Tensor, *, batch_size: int) -> rootfree.SumOfOuterProducts:
-        return self._H
-
-    def used(self) -> None:
-        return
 
 
 def _trained(grads: Sequence[Tensor], **options: Any) -> tuple[Tensor, list[Tensor]]:

@@ -43,7 +43,7 @@ def test_all_contenders(tmp_path):
         assert f"│ {row.name} " in result.output
         if "KFAC" in row.name:  # there is no forward pass to record here
             assert "--iteration" in row.failure
-        elif row.family != "peer":
+        elif row.family != "peer" or row.name == "Shampoo T=2":
             assert row.failure is None, row
             assert row.ms.median > 0
     reference = record.rows[0]

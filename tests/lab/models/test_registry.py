@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rootfree_lab import models
+from rootfree_lab import models, needed
 
 IMAGES = SimpleNamespace(kind="images", classes=10, shape=(3, 32, 32))
 
@@ -39,10 +39,14 @@ def test_errors(name, data, options, message):
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "torch_geometric.nn", None)
-    with pytest.raises(
-        ValueError, match=r"'gat' needs torch_geometric.*pip install 'rootfree\[lab\]'"
+    monkeypatch.setattr(needed, "find_spec", lambda name: None)
+    for name, kind, package in (
+        ("gat", "graph", "torch_geometric"),
+        ("gamlp", "graph", "torch_geometric"),
+        ("small_vit", "images", "timm"),
+        ("resnet34", "images", "timm"),
     ):
-        models.build("gat", SimpleNamespace(kind="graph", classes=2, shape=(4,)))
+        said = rf"'{name}' needs {package}: pip install 'rootfree\[lab\]'"
+        with pytest.raises(ValueError, match=said):
+            models.check(name, SimpleNamespace(kind=kind, classes=2, shape=(4,)), {})
+    models.check("small_cnn", SimpleNamespace(kind="images", classes=2, shape=(4,)), {})

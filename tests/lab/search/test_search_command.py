@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree_lab import commands
+from rootfree_lab import commands, needed
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.records import read_records
-from rootfree_lab.search import command, dashboard
+from rootfree_lab.search import dashboard
 from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.settings import load_entries
 from rootfree_lab.search.storage import open_storage
@@ -132,8 +132,7 @@ def test_a_finished_search_tells_its_best(tmp_path, config_file, monkeypatch):
 def test_a_missing_package_is_named_before_anything_happens(
     tmp_path, config_file, monkeypatch, module, arguments, said
 ):
-    real = command.find_spec
-    monkeypatch.setattr(command, "find_spec", lambda n: None if n == module else real(n))
+    monkeypatch.setattr(needed, "find_spec", lambda name: None if name == module else 1)
     result = run(config_file, "--out", tmp_path / "out", *arguments)
     assert result.exit_code == 2
     assert said in result.output

@@ -146,7 +146,7 @@ def test_the_command_line_wins_over_the_entries(tmp_path):
         (7, 16, 4),
     ]
     assert load_config(path, told[:2], "b").optimizer.options == {"lr": 0.5}
-    with pytest.raises(ConfigError, match="choose an entry"):
+    with pytest.raises(ConfigError, match="choose one"):
         load_config(path, told[:1])
     a, b = load_comparison(path, ["seeds=[4]", "optimizer.lr=0.5", "compare.b.optimizer.lr=0.6"])
     assert (a.optimizer.options["lr"], b.optimizer.options["lr"]) == (0.5, 0.6)
@@ -185,10 +185,34 @@ def test_bad_entries(config_file, more, said):
 def test_a_file_with_entries_alone_asks_which(config_file):
     text = config_file.read_text().replace('[optimizer]\nname = "SGD"\nlr = 0.1\n', "")
     config_file.write_text(text)
-    with pytest.raises(ConfigError, match=r"--entry SGD, AdamW v1\.5"):
+    with pytest.raises(ConfigError) as error:
         load_config(config_file)
+    assert str(error.value).splitlines()[1:] == ["  --entry SGD", "  --entry 'AdamW v1.5'"]
     with pytest.raises(ConfigError, match="'AdamW'"):
         load_config(config_file, [], "AdamW")
+
+
+def test_the_only_entry_is_chosen(config_file):
+    base, first, _ = config_file.read_text().split("[[compare]]")
+    base = base.replace('[optimizer]\nname = "SGD"\nlr = 0.1\n', "")
+    first = first.replace("{ momentum", "{ name = 'SGD', momentum")
+    config_file.write_text(f"{base}[[compare]]{first}")
+    assert load_config(config_file).label == "SGD"
+
+
+def test_a_run_has_the_first_of_the_seeds_or_the_one_that_is_named(config_file):
+    assert load_config(config_file, ["seeds=[5]"]).train.seed == 5
+    assert load_config(config_file, ["seeds=[7, 5]"], "SGD").train.seed == 7
+    assert load_config(config_file, ["compare.SGD.seeds=[6]"], "SGD").train.seed == 6
+    # What is on the command line replaces the other of the file.
+    named = ["train.seed=9"]
+    assert load_config(config_file, named, "SGD").train.seed == 9
+    assert {run.train.seed for run in load_comparison(config_file, named)} == {9}
+    config_file.write_text(config_file.read_text().replace("epochs = 1", "epochs = 1\nseed = 1"))
+    assert load_config(config_file).train.seed == 1
+    assert load_config(config_file, ["seeds=[5]"]).train.seed == 5
+    with pytest.raises(ConfigError, match=r"train\.seed is 1, but compare\.SGD\.seeds are \[5\]"):
+        load_comparison(config_file, ["compare.SGD.seeds=[5]"])
 
 
 def test_nothing_to_compare(config_file):

@@ -149,12 +149,12 @@ def test_nothing_is_imported_that_is_not_named(mine):
         (["train.loss=mine.py:nothing"], "train.loss: the name in"),
         (["train.loss=cross_entropi"], "did you mean 'cross_entropy'?"),
         (["train.label_smoothing=0.1"], "label_smoothing goes with"),
-        (["output.wandb=project"], "output.wandb needs the package wandb"),
+        (["output.wandb=project"], "output.wandb needs wandb"),
     ],
 )
 def test_mistakes_are_told_before_training(mine, assignments, said, monkeypatch):
     monkeypatch.setattr(
-        "rootfree_lab.logging_packages.find_spec", lambda name: None if name == "wandb" else 1
+        "rootfree_lab.needed.find_spec", lambda name: None if name == "wandb" else 1
     )
     with pytest.raises((ConfigError, DataError)) as error:
         check(load_config(mine, assignments))
@@ -265,7 +265,7 @@ def test_wandb_gets_every_point(mine, tmp_path, monkeypatch):
 def test_a_comparison_without_the_package_trains_nothing(mine, tmp_path, monkeypatch):
     from rich.console import Console
 
-    monkeypatch.setattr("rootfree_lab.logging_packages.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="needs the package tensorboard"):
+    monkeypatch.setattr("rootfree_lab.needed.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs tensorboard"):
         compare([load_config(mine, ["output.tensorboard=true"])], out=tmp_path, console=Console())
     assert not records_path(tmp_path).exists()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rootfree_lab import data, models, optimizers, own_code
+from rootfree_lab.bench.lineup import contenders
 from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.config_reading import plain_options
 from rootfree_lab.own_code import shown
@@ -86,6 +87,15 @@ def test_settings_can_be_searched(file):
     entries = load_entries(file)
     assert len({tuple(entry.search.trials) for entry in entries}) == 1
     check_spaces([e for e in entries if optimizers.available(e.config.optimizer.name)])
+
+
+def test_the_cost_of_shampoo_is_measured_as_in_the_paper():
+    """Refreshed every second step, IF-Shampoo in both precisions; bench has the same line-up."""
+    runs = load_comparison(FOLDER / "small" / "shampoo_cost_vit.toml", ["seeds=[0]"])
+    matrices = [run.optimizer.options for run in runs if run.optimizer.name != "AdamW"]
+    assert [options["update_every"] for options in matrices] == [2, 2, 2]
+    assert [options.get("factor_dtype") for options in matrices] == [None, None, "bfloat16"]
+    assert {"Shampoo T=2", "IFShampoo T=2", "IFShampoo low memory T=2"} <= contenders().keys()
 
 
 def test_the_root_switch_compares_like_with_like():

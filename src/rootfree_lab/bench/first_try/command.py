@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from rootfree_lab.bench.first_try import data, entrants, records, runs, suite, table, verdict
+from rootfree_lab.bench.first_try import tuned as tuning
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.training import Run
 from rootfree_lab.bench.markdown import Marks, filled
@@ -18,6 +19,7 @@ from rootfree_lab.data import DataError
 from rootfree_lab.devices import choose_device
 
 MARKS = Marks("first try")
+TUNED = Marks("tuned")
 _WIDTH = 160
 
 
@@ -37,6 +39,7 @@ class Arguments:
     json: Path | None = None
     jobs: int = 1
     table_only: bool = False
+    tuned: bool = False
     page: Path | None = None
     pack: Path | None = None
 
@@ -49,6 +52,11 @@ def run(console: Console, given: Arguments) -> int:
         return 0
     _check(given)
     tasks = suite.chosen(given.tasks)
+    if given.tuned:
+        assert given.json is not None
+        found = [r for r in records.read(given.json) if r.task in tasks]
+        _show_tuned(given, [r for r in found if r.scale == given.scale and not r.constant])
+        return 0
     field = entrants.line_up(given.optimizers, given.assignments)
     failed = 0
     if given.table_only:
@@ -127,6 +135,15 @@ def _show(console: Console, given: Arguments, found: Sequence[Record]) -> None:
         given.page.write_text(text, encoding="utf-8")
 
 
+def _show_tuned(given: Arguments, found: Sequence[Record]) -> None:
+    """The best setting of each optimizer, on the terminal or in a page."""
+    text = tuning.as_markdown(tuning.tuned(found))
+    if given.page is None:
+        typer.echo(text)
+    else:
+        given.page.write_text(filled(given.page, text, TUNED), encoding="utf-8")
+
+
 def _of_steps(given: Arguments, found: Sequence[Record]) -> list[Record]:
     """The runs with the number of steps that was asked for, by default the task's own."""
     return [
@@ -140,8 +157,9 @@ def _check(given: Arguments) -> None:
     """Before minutes of training, not after them."""
     if given.scale not in suite.SCALES:
         raise unknown_name("--scale:", given.scale, suite.SCALES)
-    if given.table_only and (given.json is None or not given.json.is_file()):
-        raise ConfigError("--table-only needs --json with a file that has runs")
+    for option, asked in (("--table-only", given.table_only), ("--tuned", given.tuned)):
+        if asked and (given.json is None or not given.json.is_file()):
+            raise ConfigError(f"{option} needs --json with a file that has runs")
     if given.json is not None and not given.json.parent.is_dir():
         raise ConfigError(f"--json: there is no folder {str(given.json.parent)!r}")
     if given.data is not None and not given.data.is_dir():
@@ -149,4 +167,4 @@ def _check(given: Arguments) -> None:
     if given.page is not None:
         if not given.page.is_file():
             raise ConfigError(f"--page: there is no file {str(given.page)!r}")
-        filled(given.page, "", MARKS)
+        filled(given.page, "", TUNED if given.tuned else MARKS)

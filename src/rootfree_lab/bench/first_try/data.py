@@ -37,7 +37,6 @@ def dataset(name: str, folder: Path | None) -> Dataset:
     try:
         if file is not None and file.is_file():
             return _compact(name, file)
-        # Cora has no package: its files are in the folder or nowhere.
         found = load(name, folder=folder if name == "cora" else None)
     except DataError as error:
         raise DataError(f"{error} Or give --data FOLDER with {FILES[name]}.") from error
@@ -50,11 +49,10 @@ def pack(folder: Path, source: Path | None = None) -> list[str]:
     lines = []
     for name, file in FILES.items():
         try:
-            found = dataset(name, source)
+            _write(dataset(name, source), folder / file, source)
         except DataError as error:
             lines.append(f"{file}: left out, {error}")
             continue
-        _write(found, folder / file, source)
         lines.append(f"{file}: {(folder / file).stat().st_size / 1e6:.1f} MB")
     return lines
 
@@ -92,9 +90,8 @@ def _write(found: Dataset, file: Path, source: Path | None) -> None:
             test_y=found.test.y.numpy().astype(np.uint8),
         )
     elif found.graph is not None:
-        assert source is not None  # a graph comes from a folder
-        original = source / file.name
-        if not original.is_file():
+        original = (source or Path()) / file.name
+        if source is None or not original.is_file():
             raise DataError(f"--pack takes {file.name} from --data, and there is none in {source}.")
         if original.resolve() != file.resolve():
             shutil.copyfile(original, file)

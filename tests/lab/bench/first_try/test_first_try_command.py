@@ -88,7 +88,7 @@ def test_runs_side_by_side_are_the_same(tmp_path):
 def test_missing_data_is_said_and_skipped():
     result = run("--tasks", "gat_cora,gpt_sotu,mlp_digits", "--optimizers", "AdamW", *FAST)
     assert result.exit_code == 0, result.output
-    assert "skipped gat_cora: cora: it needs a folder." in result.output
+    assert "skipped gat_cora: cora: it is not in the cache" in result.output
     assert "Or give --data FOLDER with cora.npz." in result.output
     assert "skipped gpt_sotu" in result.output
     assert "rootfree data fetch sotu" in result.output
