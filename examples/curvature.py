@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from digits import digits
+from torch import nn
 
 import rootfree
 from rootfree.recorders import (
@@ -54,19 +54,9 @@ def make_model() -> nn.Module:
     )
 
 
-def make_data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images and labels to train and to test with."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
-    labels = torch.tensor(digits.target)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train, test = order[:1400], order[1400:]
-    return images[train], labels[train], images[test], labels[test]
-
-
 def train(name: str, *, lr: float, steps: int, batch: int) -> tuple[list[float], float, float]:
     """Training losses, test error in percent, and milliseconds a step."""
-    X, Y, X_test, Y_test = make_data()
+    X, Y, X_test, Y_test = digits()
     model = make_model()
     recorder = CURVATURES[name](model)
     optimizer = rootfree.IFShampoo(model.parameters(), lr=lr, batch_size=batch, curvature=recorder)

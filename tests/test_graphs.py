@@ -298,6 +298,13 @@ def test_the_eager_trajectory_bit_for_bit(method, model, set_to_none):
 
 
 @needs_cuda
+@pytest.mark.parametrize("method", ["RFRMSprop", "IFShampoo"])
+def test_gradients_with_their_sign_turned(method):
+    """They are turned in the graph, from wherever they are now."""
+    compare(method, maximize=True, graphs=2 if method.startswith("IF") else 1)
+
+
+@needs_cuda
 @pytest.mark.parametrize(
     ("make", "options"),
     [(rootfree.RFShampoo, {}), (rootfree.RFFullAdagrad, {"damping": 0.1})],

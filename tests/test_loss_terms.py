@@ -241,3 +241,21 @@ def test_tracking_goes_on_without_the_handle():
     model(x).mean().backward()
     optimizer.step()
     assert optimizer.batch_size == 32
+
+
+def test_labels_that_were_shifted_before():
+    """Collators without padding give `shift_labels` beside `labels`; the loss takes those."""
+
+    class PackedForCausalLM(Language):
+        def forward(self, input_ids: Tensor, labels: Tensor, shift_labels: Tensor):
+            logits = self.head(self.embedding(input_ids))
+            return cross_entropy(logits.flatten(0, 1), shift_labels.flatten())
+
+    ids = torch.randint(VOCABULARY, (2, 6))
+    shifted = ids.roll(-1, 1)
+    shifted[:, [2, 5]] = -100  # two sequences in each row
+
+    def forward(model: nn.Module) -> Tensor:
+        return model(ids, labels=ids, shift_labels=shifted)
+
+    assert counted(PackedForCausalLM(), forward, count="tokens") == 8

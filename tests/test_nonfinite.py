@@ -73,7 +73,7 @@ def run(row, pattern, *, decides="host", **overrides):
         changed = {key for key in before if before[key] != after[key]}
         if decides == "device":
             # The host's clock of refreshes goes on: it does not know what the device found.
-            changed = {key for key in changed if not key.endswith(".step")}
+            changed = {key for key in changed if not key.endswith(".refresh_clock")}
         assert bool(changed) == (bad is None), changed
     return optimizer
 
@@ -92,6 +92,54 @@ def test_finite_gradients_are_updated_as_if_nobody_looked(row, monkeypatch):
     assert bits(run(row, [None] * 3)) == expected
     on_device(monkeypatch)
     assert bits(run(row, [None] * 3)) == expected
+
+
+MATRICES = ["IFShampoo", "IFShampoo-structured", "IFWhitening-bf16", "RFShampoo", "RFFullAdagrad"]
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("way", ["checkpoint", "copy", "pickle", "loaded twice"])
+def test_a_run_with_skipped_steps_goes_on_as_it_would_have(name, way, monkeypatch):
+    """Steps that the device left out are not counted, but the clock of refreshes has moved."""
+    on_device(monkeypatch)
+    row, pattern = BY_NAME[name], [None, math.nan, None, math.inf, None, None]
+    optimizer = run(row, pattern, decides="device", update_every=4)
+    assert {int(state["step"]) for state in optimizer.state.values()} == {4}
+    if way == "copy":
+        other = copy.deepcopy(optimizer)
+    elif way == "pickle":
+        other = pickle.loads(pickle.dumps(optimizer))
+    else:
+        saved = copy.deepcopy(optimizer.state_dict())
+        assert {int(state["refresh_clock"]) for state in saved["state"].values()} == {6}
+        ps = [nn.Parameter(p.detach().clone()) for p in optimizer.param_groups[0]["params"]]
+        other = row.make(ps, update_every=4)
+        if way == "loaded twice":  # into state that is laid out, and has a clock of its own
+            for p in ps:
+                p.grad = torch.zeros_like(p)
+            other.step()
+            with torch.no_grad():
+                for p, q in zip(ps, optimizer.param_groups[0]["params"], strict=True):
+                    p.copy_(q)
+        other.load_state_dict(saved)
+    for _ in range(5):
+        for p, q in zip(*(o.param_groups[0]["params"] for o in (optimizer, other)), strict=True):
+            p.grad = torch.sin(17 * p.detach() + 1)
+            q.grad = torch.sin(17 * q.detach() + 1)
+        assert optimizer.refreshes_next == other.refreshes_next
+        optimizer.step()
+        other.step()
+    assert bits(optimizer) == bits(other)
+
+
+@pytest.mark.parametrize("value", ["x", torch.tensor(-1), torch.tensor(0.5), torch.ones(2)])
+def test_a_clock_that_is_no_count_is_refused(value):
+    p = nn.Parameter(torch.ones(2, 2))
+    optimizer = rootfree.IFShampoo([p], batch_size=1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["refresh_clock"] = value
+    with pytest.raises(ValueError, match="refresh_clock"):
+        optimizer.load_state_dict(saved)
 
 
 KERNELS = ["RFRMSprop", "RFRMSprop-bf16", "RFAdamW-bf16", "RFShampoo"]
@@ -225,7 +273,7 @@ def test_no_copies_are_taken_where_the_host_decides(monkeypatch):
 
 @pytest.mark.slow
 def test_ranks_with_shards_decide_alike(tmp_path):
-    """The number that is not finite is on one of them."""
+    """The number that is not finite is on one of them. Either is told of its own part alone."""
     script = str(Path(__file__).with_name("nonfinite_ranks.py"))
     address = (tmp_path / "rendezvous").as_uri()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -238,4 +286,5 @@ def test_ranks_with_shards_decide_alike(tmp_path):
         finally:
             rank.kill()
         assert rank.returncode == 0, err
-        assert json.loads(out) == {"host": [1, True], "device": [1, True]}
+        both = {"host": [1, True], "device": [1, True]}
+        assert json.loads(out) == {**both, "diagnostics": [True, True]}

@@ -18,6 +18,7 @@ from rootfree.recorders import (
     PerExampleFisherRecorder,
 )
 from rootfree.shell.batch_size import track_batch_size
+from rootfree.shell.diagnostics import Diagnostics, FactorDiagnostics, ParameterDiagnostics
 from rootfree.shell.graphed_step import GraphedStep
 from rootfree.shell.optimizer import RootFreeOptimizer
 from rootfree.shell.parameter_groups import parameter_groups
@@ -26,7 +27,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Curvature",
+    "Diagnostics",
     "DiagonalCurvature",
+    "FactorDiagnostics",
     "GraphedStep",
     "HutchinsonDiagonal",
     "IFFullAdagrad",
@@ -35,6 +38,7 @@ __all__ = [
     "KFACRecorder",
     "KroneckerCurvature",
     "MonteCarloFisherRecorder",
+    "ParameterDiagnostics",
     "PerExampleFisherRecorder",
     "RFAdagrad",
     "RFAdamW",

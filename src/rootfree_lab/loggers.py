@@ -8,27 +8,29 @@ from typing import Any
 
 from rootfree_lab.checkpoints import file_name
 from rootfree_lab.config import OutputConfig
+from rootfree_lab.diagnosis import Diagnosis
 from rootfree_lab.needed import check_packages
 from rootfree_lab.progress import Watcher
 from rootfree_lab.session import Point, Session
 
 
 def loggers(output: OutputConfig, out: Path) -> list[Watcher]:
-    """Those that a config asks for."""
+    """Those that a config asks for, and the one that warns."""
     check_packages(output)
-    made: list[Watcher] = []
+    diagnosis = Diagnosis()
+    made: list[Watcher] = [diagnosis]
     if output.tensorboard:
-        made.append(TensorBoard(out / "tensorboard"))
+        made.append(TensorBoard(out / "tensorboard", diagnosis))
     if output.wandb is not None:
         made.append(WeightsAndBiases(output.wandb, out))
     return made
 
 
 class TensorBoard(Watcher):
-    """Scalars for TensorBoard, one folder a run."""
+    """Scalars for TensorBoard, one folder a run: the curve, and how the optimizer is doing."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, diagnosis: Diagnosis) -> None:
+        self._folder, self._diagnosis = folder, diagnosis
         self._make: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self._writer: Any = None
 
@@ -39,8 +41,9 @@ class TensorBoard(Watcher):
         self._writer = self._make(str(self._folder / name), purge_step=session.done)
 
     def point(self, session: Session, point: Point) -> None:
-        for name, value in point.items():
-            if value is not None and name != "step":
+        figures = {k: v for k, v in point.items() if k != "step"} | self._diagnosis.figures()
+        for name, value in figures.items():
+            if value is not None:
                 self._writer.add_scalar(name, value, session.done)
         self._writer.flush()
 

@@ -22,6 +22,7 @@ BAD = {
     "damping": [-1e-8, math.nan, math.inf, None],
     "weight_decay": [-1e-8, math.nan, "0"],
     "rate_by_rank": [1, 0, "yes", None],
+    "maximize": [1, 0, "yes", None],
     "nesterov": [1, 0, "yes", None],
     "safeguard": [1, 0, "yes", None],
     "decoupled_weight_decay": [1, 0.0, "no", None],

@@ -101,9 +101,9 @@ def test_named_parameters(row):
 
 
 def on_their_devices(optimizer) -> bool:
-    """Whether all state is where its parameter is; steps are counted on the CPU."""
+    """Whether all state is where its parameter is; steps of meta tensors are counted on the CPU."""
     return all(
-        t.device.type == ("cpu" if key == "step" else p.device.type)
+        t.device.type == ("cpu" if key == "step" and p.is_meta else p.device.type)
         for p, state in optimizer.state.items()
         for key, t in state.items()
     )

@@ -14,10 +14,10 @@ import torch.distributed as dist
 PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 
 
-def scripts() -> dict[str, str]:
+def scripts(page: Path = PAGE) -> dict[str, str]:
     """By the heading that each stands under."""
     found, heading = {}, ""
-    for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         heading = part.splitlines()[0]
         for source in re.findall(r"^```py\n(.*?)^```$", part, re.MULTILINE | re.DOTALL):
             found[heading] = source

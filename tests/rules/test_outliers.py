@@ -77,6 +77,42 @@ def test_an_outlier_stays_in_range_and_moves_nothing_far(method, factor):
         assert largest <= 3 * usual
 
 
+BARE = {"lr": 0.1, "precond_lr": 0.1, "momentum": 0.0, "nesterov": False, "safeguard": False}
+COVARIANCE = {"form": "covariance"}
+PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "RFFullAdagrad": (rootfree.RFFullAdagrad, {}),
+    "RFFullRMSprop": (rootfree.RFFullAdagrad, {"gamma": 1.0}),
+    "RFFullRMSprop-damped": (rootfree.RFFullAdagrad, {"gamma": 1.0, "damping": 0.01}),
+    "IFFullAdagrad": (rootfree.IFFullAdagrad, {}),
+    "IFFullAdagrad-covariance": (rootfree.IFFullAdagrad, COVARIANCE),
+    "IFFullRMSprop-damped": (
+        rootfree.IFFullAdagrad,
+        {**COVARIANCE, "gamma": 1.0, "damping": 0.01},
+    ),
+}
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e25, 1e36], ids=str)
+@pytest.mark.parametrize("method", PLAIN)
+def test_the_papers_full_matrix_rules_stay_finite(method, factor):
+    """Exact inverses move no farther than usual; inverse-free ones do so with `max_update`."""
+    make, options = PLAIN[method]
+    exact = make is rootfree.RFFullAdagrad
+
+    def plain(ps, **limits):
+        return make(ps, **B, **BARE, **options, **limits)
+
+    def limited(ps):
+        return plain(ps, max_update=1.0)
+
+    for always in (False, True):
+        optimizer, _, _ = train(plain, factor, always=always)
+        assert finite(optimizer)
+    usual = train(plain, 1.0)[2]
+    _, _, largest = train(plain if exact else limited, factor)
+    assert largest <= (3 * usual if exact else 1.01 * BARE["lr"])
+
+
 #: steps after which an outlier is forgotten; RFAdagrad forgets nothing
 FORGOTTEN = {"RFRMSprop": 600, "RFAdamW": 600, "RFShampoo": 400, "IFShampoo": 60}
 

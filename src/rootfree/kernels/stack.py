@@ -81,7 +81,7 @@ class Stack:
             elements = sum(math.prod((*piece.counts, *piece.sizes)) for _, piece, _ in copies)
             self._holes.append(elements < start)
         self._gs: list[Tensor] = []
-        self._us: list[Tensor] = []
+        self.directions: list[Tensor] = []  # like the parameters, between `keep_` and `descend_`
         self.skip: Tensor | None = None  # on the device: not 0 where nothing may change
 
     def tell(self, skip: Tensor | None) -> None:
@@ -92,7 +92,7 @@ class Stack:
         """Take gradients in the order of the parameters."""
         self._gs = [g.contiguous() for g in gs]
         # Directions are contiguous, whatever the layout of the parameter.
-        self._us = [torch.empty(p.shape, dtype=self._wide, device=p.device) for p in self.ps]
+        self.directions = [torch.empty(p.shape, dtype=self._wide, device=p.device) for p in self.ps]
 
     def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
         """Do work on the parts (the kernels may replay it)."""
@@ -117,7 +117,7 @@ class Stack:
     def keep_(self, part: Part, *, refresh: bool) -> None:
         """Take the directions of a part, and with `refresh` its changed state."""
         for i, piece, start in self._copies[self.shares.index(part.share)]:
-            _in_parameter(self._us[i], piece).copy_(_in_stack(part.G, piece, start))
+            _in_parameter(self.directions[i], piece).copy_(_in_stack(part.G, piece, start))
         if part.share.rows is not None and refresh:
             put_back_(part.share.bucket.slabs, part.share.rows, part.state)
 
@@ -125,10 +125,10 @@ class Stack:
         """The tail of the step.  Changes the parameters and ms."""
         if ms and ms[0].dtype != self._wide:
             with widened(ms, self._wide, counters) as wide:
-                descend_(self.ps, wide, self._us, tail)
+                descend_(self.ps, wide, self.directions, tail)
         else:
-            descend_(self.ps, ms, self._us, tail)
-        self._gs, self._us = [], []
+            descend_(self.ps, ms, self.directions, tail)
+        self._gs, self.directions = [], []
 
 
 def _in_parameter(t: Tensor, piece: Piece) -> Tensor:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from rootfree.kernels.diagonal import FusedDiagonal
 from rootfree.kernels.rounding import widened
+from rootfree.placement.local import is_sharded
 from rootfree.rules.diagonal import (
+    TINY,
     accumulate_,
     accumulate_squares_,
     limited,
     preconditioned_heavy_ball_,
 )
+from rootfree.shell.inspection import Factor, diagonal_limit
 from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
 from rootfree.shell.work import Work, portions_of
+from rootfree.structures import Diagonal
 
 # Elements that are updated together where a copy of them is taken first.
 AT_ONCE = 2**26
@@ -42,6 +47,21 @@ class DiagonalOptimizer(RootFreeOptimizer):
 
     def _describe(self, p: Tensor, group: Group) -> str:
         return "diagonal"
+
+    def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
+        s = row["preconditioner"].flatten()
+        if len(s) == 0:
+            return []
+        curvature = (s.to(working_dtype(p)) + group["damping"]).unsqueeze(0)
+        limit = diagonal_limit(s.dtype)
+        return [Factor("preconditioner", Diagonal(len(s)), curvature, limit)]
+
+    def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
+        if is_sharded(p) or p.grad is None:
+            return None
+        curvature = row["preconditioner"].to(working_dtype(p)) + max(group["damping"], TINY)
+        u: Tensor = p.grad / curvature
+        return u
 
     def _update(self, work: Work) -> None:
         if self._update_fused(work):

@@ -79,6 +79,7 @@ def _refresh_covariance_(group: Group, S_inv: Tensor, H: BlockCurvature) -> None
         assert isinstance(H, OuterProducts)
         g, B = rules.unit_gradient(H.vectors().to(S_inv.dtype), B=H.weight)
     else:
+        H, _ = rules.in_range(H, S_inv.shape[-1], S_inv.dtype)
         dense = H.dense().to(S_inv.dtype)
         dense.diagonal(dim1=-2, dim2=-1).add_(lam)
     if group["factor_norm"] is not None:
@@ -170,6 +171,9 @@ class IFFullAdagrad(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
         nonfinite: str = "skip",
         placement: Sharded | None = None,
     ) -> None:

@@ -90,6 +90,7 @@ class IFShampoo(BlockOptimizer):
             Directions are replayed from CUDA graphs where these take at most 1 % of the device's
             memory (8 bytes a parameter).
         capturable: as in :class:`rootfree.RFRMSprop`.
+        maximize: as in :class:`rootfree.RFRMSprop`.
         nonfinite: as in :class:`rootfree.RFRMSprop`.
         placement: None, or :class:`rootfree.Sharded`, which divides blocks among ranks (always so
             for sharded parameters).
@@ -145,6 +146,9 @@ class IFShampoo(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
         nonfinite: str = "skip",
         placement: Sharded | None = None,
     ) -> None:

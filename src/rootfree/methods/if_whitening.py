@@ -145,6 +145,7 @@ class IFWhitening(BlockOptimizer):
             follows H^{-½}.
         fused: as in :class:`rootfree.IFShampoo`.
         capturable: as in :class:`rootfree.RFRMSprop`.
+        maximize: as in :class:`rootfree.RFRMSprop`.
         nonfinite: as in :class:`rootfree.RFRMSprop`.
         placement: as in :class:`rootfree.IFShampoo`.
 
@@ -187,6 +188,9 @@ class IFWhitening(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
         nonfinite: str = "skip",
         placement: Sharded | None = None,
     ) -> None:

@@ -54,6 +54,9 @@ class RFAdagrad(DiagonalOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
         nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -12,6 +14,7 @@ from rootfree.methods.diagonal import DiagonalOptimizer
 from rootfree.rules.diagonal import average_, limited_for_average, preconditioned_descent_
 from rootfree.rules.momentum import Tail, decay_
 from rootfree.shell.checks import Optional, averaging_pair, positive
+from rootfree.shell.inspection import update_rms
 from rootfree.shell.optimizer import Group, states
 from rootfree.shell.options import BASIC_OPTIONS
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
@@ -43,6 +46,7 @@ class RFAdamW(DiagonalOptimizer):
         curvature: where H comes from, as in :class:`rootfree.RFRMSprop`.
         fused: as in :class:`rootfree.RFRMSprop`.
         capturable: as in :class:`rootfree.RFRMSprop`.
+        maximize: as in :class:`rootfree.RFRMSprop`.
         nonfinite: as in :class:`rootfree.RFRMSprop`.
 
     The defaults were chosen like those of :class:`rootfree.RFRMSprop`.
@@ -73,6 +77,9 @@ class RFAdamW(DiagonalOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
         nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())
@@ -96,6 +103,12 @@ class RFAdamW(DiagonalOptimizer):
         # p <- (1 - β₁κ) p - β₁ m/(s + λ)
         decay_(ps, lr=lr, kappa=group["weight_decay"])
         preconditioned_descent_(ps, ms, ss, lam=lam, lr=lr)
+
+    def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
+        wide = working_dtype(p)
+        step = row["momentum"].to(wide) / (row["preconditioner"].to(wide) + group["damping"])
+        # The limit is in m already, and the decay is not in the step.
+        return update_rms(self._tail(group)._replace(clip=None), p, step, None)
 
     def _rates(self, group: Group) -> dict[str, float]:
         b2 = group["betas"][1]

@@ -30,29 +30,43 @@ def _direction(
     S_inv = state["inverse"]
     G = G.to(S_inv.dtype)
     if not group["safeguard"]:
-        if H is not None:
-            _refresh_(group, structures, state, H)
-        return rules.apply(S_inv, G)
+        return _plain_direction(group, structures, state, G, H)
     if H is not None:
         _refresh_(group, structures, state, in_unit_(state, H, G.shape[1], S_inv.dtype))
     G, size = unit_size(G)
     return bounded(group, state, G, rules.apply(S_inv, G), size, refresh=H is not None)
 
 
-def _refresh_(group: Group, structures: Structures, state: State, H: BlockCurvature) -> None:
+def _plain_direction(
+    group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
+) -> Tensor:
+    """U = S⁻¹g by the paper's rule, in the range of the precision.  Changes state."""
+    S_inv = state["inverse"]
+    if H is None:
+        return rules.apply(S_inv, G)
+    H, c = rules.in_range(H, G.shape[1], S_inv.dtype)
+    found = _refresh_(group, structures, state, H)
+    U = rules.apply(S_inv, G * c.unsqueeze(-1))
+    return U if found is None else torch.where(found[1], found[0], U)
+
+
+def _refresh_(
+    group: Group, structures: Structures, state: State, H: BlockCurvature
+) -> tuple[Tensor, Tensor] | None:
+    """Bring H into S and S⁻¹; by rank one with what `woodbury_` returns.  Changes state."""
     S_inv, beta2, gamma = state["inverse"], group["precond_lr"], group["gamma"]
     if "factor" not in state:
         assert isinstance(H, OuterProducts)
         g = H.vectors().to(S_inv.dtype)
-        rules.woodbury_(S_inv, g, beta2=beta2, B=H.weight, gamma=gamma)
-    else:
-        # S <- (1-β₂γ)S + β₂(H + λI)
-        S = state["factor"].mul_(1 - beta2 * gamma)
-        S.add_(H.dense().to(S.dtype), alpha=beta2)
-        structures[0].add_to_diagonal_(S, beta2 * max(damping(group), LEAST_DAMPING))
-        if _outlives_precision(group, structures[0].d):
-            S = S + 1e-8 * torch.diag_embed(S.diagonal(dim1=-2, dim2=-1))
-        S_inv.copy_(inverse(S))
+        return rules.woodbury_(S_inv, g, beta2=beta2, B=H.weight, gamma=gamma)
+    # S <- (1-β₂γ)S + β₂(H + λI)
+    S = state["factor"].mul_(1 - beta2 * gamma)
+    S.add_(H.dense().to(S.dtype), alpha=beta2)
+    structures[0].add_to_diagonal_(S, beta2 * max(damping(group), LEAST_DAMPING))
+    if _outlives_precision(group, structures[0].d):
+        S = S + 1e-8 * torch.diag_embed(S.diagonal(dim1=-2, dim2=-1))
+    S_inv.copy_(inverse(S))
+    return None
 
 
 def _outlives_precision(group: Group, d: int) -> bool:
@@ -134,6 +148,9 @@ class RFFullAdagrad(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
         nonfinite: str = "skip",
         placement: Sharded | None = None,
     ) -> None:

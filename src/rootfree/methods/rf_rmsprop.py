@@ -49,6 +49,10 @@ class RFRMSprop(DiagonalOptimizer):
             functions elsewhere. True requires the fused pass, False disables it.
         capturable: keep ``lr`` as a tensor on the parameters' device. Schedulers change it in
             place, and recorded CUDA graphs (:class:`rootfree.GraphedStep`) see the change.
+        maximize: turn the sign of the gradients: the objective grows. A group may have its own.
+        foreach: None or True, for code that passes it to every optimizer: parameters are always
+            updated many at a time.
+        differentiable: False, for the same code: a step cannot be differentiated.
         nonfinite: what a step does if any gradient has a NaN or an infinite number. "skip": it
             changes nothing and counts in ``optimizer.skipped_steps``; on a GPU the device decides,
             and the host does not wait. "raise": it changes nothing and raises FloatingPointError.
@@ -86,6 +90,9 @@ class RFRMSprop(DiagonalOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
         nonfinite: str = "skip",
     ) -> None:
         super().__init__(params, locals())

@@ -113,6 +113,9 @@ class RFShampoo(BlockOptimizer):
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
         capturable: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
         nonfinite: str = "skip",
         placement: Sharded | None = None,
     ) -> None:

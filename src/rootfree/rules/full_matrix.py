@@ -9,17 +9,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rootfree.curvature import BlockCurvature
 from rootfree.structures.base import SLACK
 
 # With γ > 0 and λ = 0 the inverse would grow for ever in a direction that gets no gradient. It
 # stops here, where products with it are still far from the end of fp32.
 LARGEST_INVERSE = 1e15
+# √(tr H/d) beyond which curvature is as good as infinite; its square has a place in fp32.
+LARGEST_ROOT = 1e15
 
 
-def woodbury_(S_inv: Tensor, g: Tensor, *, beta2: float, B: int, gamma: float) -> None:
+def in_range(H: BlockCurvature, d: int, dtype: torch.dtype) -> tuple[BlockCurvature, Tensor]:
+    """c²H with c = min(1, LARGEST_ROOT/√(tr H/d)) (b,), and c: what S may grow by in fp32."""
+    c = (LARGEST_ROOT / H.root_mean_diagonal((d,))).clamp(max=1.0).to(dtype)
+    return H.for_operands(dtype, c), c
+
+
+def woodbury_(
+    S_inv: Tensor, g: Tensor, *, beta2: float, B: int, gamma: float
+) -> tuple[Tensor, Tensor]:
     """S⁻¹ of S <- (1-β₂γ)S + β₂B·ggᵀ, exactly, in O(d²).  Changes S_inv.
 
     With a = 1-β₂γ, v = S⁻¹g, q = gᵀv:  S⁻¹ <- (S⁻¹ - β₂B/(a + β₂Bq)·vvᵀ)/a.
+
+    Returns S⁻¹g = v/(a + β₂Bq), and (b, 1) where it can be had in no other way: there the new S⁻¹
+    is the difference of nearly equal numbers, and g is large.
     """
     a = 1 - beta2 * gamma
     v = apply(S_inv, g)
@@ -32,6 +46,8 @@ def woodbury_(S_inv: Tensor, g: Tensor, *, beta2: float, B: int, gamma: float) -
     torch.maximum(diagonal, least, out=diagonal)
     _symmetrise_(S_inv)
     limit_(S_inv)
+    cancels = beta2 * B * q > torch.finfo(S_inv.dtype).eps ** -0.5
+    return v / (a + beta2 * B * q).unsqueeze(-1), cancels.unsqueeze(-1)
 
 
 def if_factor_rank_one_(A: Tensor, g: Tensor, *, beta2: float, B: int, norm: str | None) -> None:

@@ -21,6 +21,9 @@ from rootfree.shell.loss_terms import (
 )
 from rootfree.shell.optimizer import RootFreeOptimizer
 
+# Where wrappers keep the optimizer that they wrap.
+_INSIDE = ("optimizer", "_optimizer", "_base_optimizer")
+
 
 def track_batch_size(
     model: nn.Module,
@@ -70,7 +73,7 @@ def track_batch_size(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    optimizer = _unwrapped(optimizer)
+    optimizer = unwrapped(optimizer)
     optimizer._check_batch_size_is_used()
     if optimizer._batch_counter is not None:
         raise ValueError("the batch size of this optimizer is tracked already; remove() it first")
@@ -84,13 +87,18 @@ def track_batch_size(
     return BatchSizeTracker(model, optimizer, counter_of(count, model), total)
 
 
-def _unwrapped(optimizer: Any) -> RootFreeOptimizer:
-    """The optimizer inside wrappers such as Accelerate's and Lightning's."""
-    inner = optimizer
+def unwrapped(optimizer: Any) -> RootFreeOptimizer:
+    """The optimizer inside wrappers such as Accelerate's, Lightning's and timm's."""
+    inner: Any = optimizer
     for _ in range(8):
-        if isinstance(inner, RootFreeOptimizer):
-            return inner
-        inner = getattr(inner, "optimizer", getattr(inner, "_optimizer", None))
+        # First inside: Lightning's wrapper is of a class derived from that of what it wraps.
+        found = (getattr(inner, name, None) for name in _INSIDE)
+        within = next((each for each in found if each is not None), None)
+        if within is None:
+            break
+        inner = within
+    if isinstance(inner, RootFreeOptimizer):
+        return inner
     raise TypeError(
         f"optimizer must be one of rootfree's optimizers, got {type(optimizer).__name__}"
     )
@@ -114,6 +122,7 @@ class BatchSizeTracker:
         self._total = 0
         self._backward = -1  # the backward pass that was counted last
         self._looked = False  # whether the gradient of a loss was looked at
+        self._name = type(model).__name__
         self._optimizer = weakref.ref(optimizer)
         hook = model.register_forward_hook(_Hook(self), with_kwargs=True)
         self._remove_hook = weakref.finalize(self, hook.remove)
@@ -172,8 +181,10 @@ class BatchSizeTracker:
         total = self._over_ranks(self._total)
         if total == 0 and needed:
             raise RuntimeError(
-                "track_batch_size saw no backward pass through the tracked model in training mode "
-                "since the last step; call model.train(), or set optimizer.batch_size yourself"
+                f"track_batch_size saw no backward pass through {self._name} in training mode "
+                "since the last step. Call model.train(); track the module that is called (in a "
+                "LightningModule whose training_step does not call self(...), the network that it "
+                "calls); or set optimizer.batch_size yourself"
             )
         self.reset()
         return total

@@ -7,6 +7,7 @@ turns gradients of the stack into a direction; gathering and the tail are the sa
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -29,11 +30,13 @@ from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.groups import named
+from rootfree.shell.inspection import Factor, block_factors, factor_limit
 from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.placing import Placing, brought
 from rootfree.shell.schedules import schedule
+from rootfree.shell.step_counts import count_, first_count, lay_out_counts, read_clocks, with_clocks
 from rootfree.shell.work import AnyStack, GroupMemory, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's memory
@@ -64,7 +67,10 @@ class BlockOptimizer(RootFreeOptimizer):
         super().__init__(params, given)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_placement": self._placement}
+        kept = super().__getstate__()
+        state = with_clocks(self._memories.values(), kept["state"])
+        kept["state"] = defaultdict(dict, state)
+        return {**kept, "_placement": self._placement}
 
     @property
     def _placing(self) -> Placing:
@@ -120,8 +126,7 @@ class BlockOptimizer(RootFreeOptimizer):
             blocks = self._placing.block_state(p, prefix, tile, make)
             state.update({prefix + name: tensor for name, tensor in blocks.items()})
         fill = {"momentum": 0.0} if group["momentum"] > 0 else {}
-        # How often p was updated; on the CPU, where it is read.
-        state["step"] = torch.zeros((), dtype=torch.int64)
+        state["step"] = first_count(p)
         like = self._placing.momentum_like(p)
         return {**state, **parameter_state(like, group, fill, salt=len(self.state))}
 
@@ -144,6 +149,31 @@ class BlockOptimizer(RootFreeOptimizer):
         joint = " (with its bias)" if self._pairs.is_weight(p) else ""
         return "; ".join(parts) + joint or "none"
 
+    def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
+        found = []
+        for prefix, _, structures in self._placing.cut_here(p, self._cut(p, group)):
+            names = (prefix + "factor", prefix + "inverse")
+            kept = next(t.dtype for key, t in row.items() if key.startswith(names))
+            half = group.get("matmul_dtype") == torch.float16
+            products = torch.float16 if half else self._products(p, structures, group)
+            limit = factor_limit(kept, products, beta2=self._rate(group))
+            found += block_factors(row, prefix, structures, limit)
+        return found
+
+    def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
+        joint = self._pairs.owner(p) is not p or self._pairs.is_weight(p)
+        if joint or p in self._placing.homes or p.numel() == 0:
+            return None  # it is not of this gradient alone, or not here
+        stack = Stack([p], self._memory_of(group).buckets, wide=working_dtype(p))
+        stack.gather_([cast("Tensor", p.grad)], squares=False)
+        for part in stack.parts():
+            bucket = part.share.bucket
+            state = joined(part.state)
+            U = bucket.plan.direction(group, bucket.structures, state, part.G, None)
+            part.G.copy_(U)
+            stack.keep_(part, refresh=False)
+        return stack.directions[0]
+
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         group = super()._checked_group(param_group)
         for what, p in named(group["params"]):
@@ -160,9 +190,19 @@ class BlockOptimizer(RootFreeOptimizer):
         saved = super().state_dict()
         # Other keys than numbers are not of parameters: wrappers keep theirs there.
         rows = {k: joined(v) if isinstance(k, int) else v for k, v in saved["state"].items()}
+        params = [p for group in self.param_groups for p in group["params"]]
+        mine = {p: rows[n] for n, p in enumerate(params) if n in rows}
+        clocked = with_clocks(self._memories.values(), mine)
+        rows |= {n: clocked[p] for n, p in enumerate(params) if n in rows}
         if self._placing.homes:
-            rows = self._placing.saved([p for g in self.param_groups for p in g["params"]], rows)
+            rows = self._placing.saved(params, rows)
         return {**saved, "state": rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy a checkpoint in, as every optimizer here does; refreshes go on with its clock."""
+        super().load_state_dict(state_dict)
+        for memory in self._memories.values():
+            read_clocks(memory)
 
     def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._placing.homes:
@@ -198,10 +238,7 @@ class BlockOptimizer(RootFreeOptimizer):
         where = {p: i for i, p in enumerate(memory.params)}
         owners = {i: where[self._pairs.owner(p)] for p, i in where.items()}
         memory.owners = {i: owner for i, owner in owners.items() if i != owner}
-        if memory.params:
-            memory.steps = torch.stack([row["step"] for row in memory.rows])
-            for row, step in zip(memory.rows, memory.steps.unbind(), strict=True):
-                row["step"] = step
+        lay_out_counts(memory)
 
     def _plan(self, p: Tensor, structures: Structures, group: Group) -> Plan:
         return make_plan(
@@ -283,6 +320,8 @@ class BlockOptimizer(RootFreeOptimizer):
                 skip = None if isinstance(stack, FusedStack) else stack.skip
                 with unchanged_if(skip, [*stack.ps, *ms, *counters]):
                     stack.descend_(ms, counters, tail)
+        if (memory := self._memories[id(work.group)]).counts:
+            count_(memory, work)
 
     def _directions_(self, work: Work, stack: AnyStack) -> None:
         """Gradients in the stack <- their directions."""

@@ -20,6 +20,7 @@ from rootfree.shell.checkpoint_matching import (
     match_state_dict,
 )
 from rootfree.shell.groups import check_option_names
+from rootfree.shell.step_counts import CLOCK
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
@@ -29,7 +30,7 @@ __all__ = ["StateMismatchError", "bring_state", "load_checkpoint"]
 #: entries of the state, beside those of blocks, that go when the options need them no more
 _OURS = ("momentum", "exp_avg", "exp_avg_sq")
 #: those that are squares, or counts
-_NOT_NEGATIVE = ("preconditioner", "exp_avg_sq", "mean_square", "unit", "first", "step")
+_NOT_NEGATIVE = ("preconditioner", "exp_avg_sq", "mean_square", "unit", "first", "step", CLOCK)
 
 
 def bring_state(
@@ -76,6 +77,7 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
     # From here on nothing can fail.
     for p, mine, whole, others in rows:
         write_(mine, whole)
+        mine.pop(CLOCK, None)  # of another checkpoint
         mine.update(others)
         optimizer.state[p] = mine
     optimizer.state.update(foreign)
@@ -109,6 +111,10 @@ def _fitting(
     """
     fresh = optimizer._of(values)._init_state(p, values)
     whole, foreign = _divided(saved, fresh)
+    if type(whole.get("step")) is int:  # as torch has it in old checkpoints
+        whole["step"] = torch.tensor(whole["step"])
+    for key in [key for key in whole if key.endswith(".rounding") and key not in fresh]:
+        del whole[key]  # factors of float64 parameters are not rounded
     for key, tensor in whole.items():
         if not isinstance(tensor, Tensor):
             raise StateMismatchError(
@@ -122,6 +128,11 @@ def _fitting(
         fresh["momentum"] = torch.zeros_like(p, dtype=whole["momentum"].dtype)
     for key, tensor in whole.items():
         _check_tensor(key, tensor, fresh.get(key), p)
+    if CLOCK in foreign and "step" in whole:
+        clock = foreign[CLOCK]
+        if not isinstance(clock, Tensor) or clock.shape != whole["step"].shape:
+            raise StateMismatchError(f"state {CLOCK!r} must be a count, got {clock!r}")
+        _check_tensor(CLOCK, clock, torch.zeros((), dtype=torch.int64), p)
     others = {key: _kept(value, p) for key, value in foreign.items()}
     for mine in (optimizer.state.get(p) or {}, fresh):
         if "momentum" in mine:  # a scheduler turned it on since

@@ -16,9 +16,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.adamw import adamw
 
-from rootfree.shell.checks import Check, OneOf, Real, averaging_pair, learning_rate
+from rootfree.rules.momentum import Tail
+from rootfree.shell.checks import Check, OneOf, Real, averaging_pair, boolean, learning_rate
+from rootfree.shell.inspection import Factor, diagonal_limit, update_rms
 from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.work import GroupMemory, Work
+from rootfree.structures import Diagonal
 
 Group = dict[str, Any]
 
@@ -37,6 +40,7 @@ class AdamW:
         "betas": averaging_pair,
         "eps": Real(),
         "weight_decay": Real(),
+        "maximize": boolean,
     }
     #: Those of torch.optim.AdamW, so that a group means the same here and there, whatever step size
     #: the matrices have; weight_decay is the optimizer's, unless the group has its own.
@@ -63,6 +67,23 @@ class AdamW:
 
     def _describe(self, p: Tensor, group: Group) -> str:
         return "AdamW"
+
+    def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
+        v = row["exp_avg_sq"].flatten()
+        if len(v) == 0:
+            return []
+        root = (v.sqrt() + group["eps"]).unsqueeze(0)
+        return [Factor("exp_avg_sq", Diagonal(len(v)), root, diagonal_limit(v.dtype))]
+
+    def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
+        if p.numel() == 0:
+            return None
+        (b1, b2), steps = group["betas"], row["step"].clamp(min=1)  # before the first, m is zero
+        m = row["exp_avg"] / (1 - b1**steps)
+        v = row["exp_avg_sq"] / (1 - b2**steps)
+        step = m / (v.sqrt() + group["eps"])
+        tail = Tail(group["lr"], b1, 0.0, nesterov=False, decoupled=True)
+        return update_rms(tail, p, step, None)
 
     def _update(self, work: Work) -> None:
         """One step of AdamW for the work's parameters."""
@@ -93,7 +114,7 @@ class AdamW:
                 lr=lr.view(()) if isinstance(lr, Tensor) else lr,
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
-                maximize=False,
+                maximize=False,  # the gradients have the sign already
                 found_inf=work.skip if fused else None,
             )
 

@@ -113,7 +113,7 @@ class GraphedStep:
         work = self._optimizer._work()
         self._optimizer._watch.look(work, self._optimizer.param_groups)
         for w in work:
-            self._optimizer._of(w.group)._update(w)
+            self._optimizer._act(w)
 
     def _kind(self, work: list[Work]) -> tuple[Any, list[Any]]:
         """What a recording depends on beside the contents of tensors, and objects named in it."""

@@ -22,7 +22,7 @@ def counter_of(count: Any, model: nn.Module) -> tuple[Count, bool]:
     if count is None or count == "examples":
         return first_length, count is None
     if count == "tokens":
-        return partial(tokens, shifts=_shifts_labels(model)), False
+        return partial(tokens, shifts=shifts_labels(model)), False
     if callable(count):
         return count, False
     raise ValueError(f"count must be None, 'examples', 'tokens' or a function, got {count!r}")
@@ -39,13 +39,15 @@ def first_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def tokens(args: tuple[Any, ...], kwargs: dict[str, Any], *, shifts: bool) -> int:
     """Labels that the loss averages over; without labels, numbers in the first tensor of ids.
 
-    `shifts`: the model does without the first label of each sequence.
+    `shifts`: the model does without the first label of each sequence, unless it is given
+    `shift_labels`, which have been moved already.
     """
-    labels = next(_named("labels", (args, kwargs)), None)
-    if labels is not None:
-        if shifts:
-            labels = labels[..., 1:]
-        return int((labels != IGNORED).sum())
+    shifted = next(_named("shift_labels", (args, kwargs)), None)
+    labels = labels_in(args, kwargs)
+    if shifted is None and labels is not None:
+        shifted = labels[..., 1:] if shifts else labels
+    if shifted is not None:
+        return int((shifted != IGNORED).sum())
     for tensor in tensors_in((args, kwargs)):
         if tensor.dim() > 0 and _is_integer(tensor):
             return tensor.numel()
@@ -53,6 +55,11 @@ def tokens(args: tuple[Any, ...], kwargs: dict[str, Any], *, shifts: bool) -> in
         "count='tokens' found no labels and no tensor of token numbers in the model's inputs: give "
         "track_batch_size a function as count"
     )
+
+
+def labels_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The labels among the arguments, if there are any."""
+    return next(_named("labels", (args, kwargs)), None)
 
 
 def doubt_about_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -100,7 +107,7 @@ def _is_integer(tensor: Tensor) -> bool:
     )
 
 
-def _shifts_labels(model: nn.Module) -> bool:
+def shifts_labels(model: nn.Module) -> bool:
     """Whether a model, or what it wraps, compares each token with the next."""
     seen: list[Any] = [model]
     while len(seen) < 8:

@@ -97,6 +97,10 @@ class Watch:
             self._counts[device] = torch.zeros((), device=device)
         return self._counts[device]
 
+    def counts(self) -> list[Tensor]:
+        """How many steps each device left out, until now."""
+        return [count.clone() for count in self._counts.values()]
+
     @property
     def skipped(self) -> int:
         """How many steps were left out; reading it waits for the devices."""

@@ -23,15 +23,17 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import CurvatureSource
+from rootfree.kernels.halves import joined
 from rootfree.kernels.plan import kernel_devices, kernels_run
 from rootfree.layout.joint import JointPairs
 from rootfree.placement.canonical import placed_like
-from rootfree.placement.local import is_sharded
+from rootfree.placement.local import is_sharded, local_row
 from rootfree.rules.momentum import Tail
 from rootfree.shell.checkpoint import bring_state, load_checkpoint
 from rootfree.shell.checkpoint_matching import match_state_dict
 from rootfree.shell.checks import Check, positive_integer
 from rootfree.shell.companion import AdamW, check_companion
+from rootfree.shell.diagnostics import Diagnostics
 from rootfree.shell.groups import (
     as_list,
     check_devices,
@@ -39,9 +41,12 @@ from rootfree.shell.groups import (
     check_parameters,
     check_whole,
 )
+from rootfree.shell.inspection import Factor, measured, update_rms
 from rootfree.shell.nonfinite import Watch
+from rootfree.shell.options import check_switches
 from rootfree.shell.summary import bytes_of, named_groups, table_of
 from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
+from rootfree.shell.wrappers import Wrappers, still_untold, wrappers_around
 
 Group = dict[str, Any]
 
@@ -71,6 +76,9 @@ class RootFreeOptimizer(Optimizer, ABC):
     #: set by `rootfree.track_batch_size`: asked for B after the closure, told when B starts anew
     _batch_counter: Any = None
 
+    #: what calls `step` and has this optimizer inside; None: nobody has looked yet
+    _wrappers: Wrappers | None = None
+
     #: what is remembered between steps, by id of the group; copies start without
     _memories: Mapping[int, GroupMemory] = {}
 
@@ -82,6 +90,7 @@ class RootFreeOptimizer(Optimizer, ABC):
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
         kernel_devices(given["fused"])  # what is no value of it is refused
+        check_switches(given)
         self._fused, self._capturable = given["fused"], given["capturable"]
         self._watch = Watch(given["nonfinite"], fused=given["fused"])
         if given["curvature"] is not None:
@@ -95,12 +104,13 @@ class RootFreeOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         # The machine that we are on now may have no kernels to insist on.
         self._fused = False if state.get("_fused") is False else None
-        self._watch = Watch(state.get("nonfinite", "skip"), fused=self._fused)  # counts anew
+        mode = self.__dict__.pop("nonfinite", "skip")
+        self._watch = Watch(mode, fused=self._fused)  # counts anew
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
         for group in self.param_groups:  # pickled before there were these options
             options = self._of(group).options
-            group.update(dict.fromkeys({*_SWITCHES} & {*options} - {*group}, False))
+            group.update(dict.fromkeys({*_SWITCHES, "maximize"} & {*options} - {*group}, False))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.
@@ -186,7 +196,13 @@ class RootFreeOptimizer(Optimizer, ABC):
         return {**group, **method._checked_options(group)}
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
-        return {name: check(name, group[name]) for name, check in self.options.items()}
+        checked = {name: check(name, group[name]) for name, check in self.options.items()}
+        if checked["maximize"] and self._curvature is not None:
+            raise ValueError(
+                "maximize must be False where a curvature is given, got True: it is the curvature "
+                "of a loss that is minimised. Turn the sign of the loss"
+            )
+        return checked
 
     def _terms(self, group: Group) -> Any:
         """B; 1 where it is not asked for."""
@@ -237,19 +253,27 @@ class RootFreeOptimizer(Optimizer, ABC):
             self._curvature.check([p for w in refreshed for p in w.ps])
         if self._batch_counter is not None:
             self._count_batch()
+        elif self._wrappers != () and not torch.compiler.is_compiling():
+            self._ask_wrappers()
         if any(self._terms(w.group) is None for w in work):
             raise RuntimeError(_BATCH_SIZE_MISSING)
         if self._curvature is not None:
             self._curvature.ask((p, self._terms(w.group)) for w in refreshed for p in w.ps)
         for w in work:
             if acts:
-                self._of(w.group)._update(w)
+                self._act(w)
             w.gs = []
         if acts:
             self._end_step(work)
         if self._curvature is not None:
             self._curvature.done()
         return loss
+
+    def _act(self, work: Work) -> None:
+        """Update what the work names, down the gradients or up."""
+        if work.group["maximize"]:
+            work.gs = list(torch._foreach_neg(work.gs))
+        self._of(work.group)._update(work)
 
     @property
     def skipped_steps(self) -> int:
@@ -318,6 +342,10 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def _remember(self, group: Group) -> GroupMemory:
         params = list(group["params"])
+        # Frameworks replace parameters by their shards: what is in no group has no state.
+        known = {p for each in self.param_groups for p in each["params"]}
+        for p in [p for p in self.state if isinstance(p, Tensor) and p not in known]:
+            del self.state[p]
         for p in params:
             self.state[p] = bring_state(self, p, group)
         places = [(p.device, p.dtype, p.shape) for p in params]
@@ -369,6 +397,12 @@ class RootFreeOptimizer(Optimizer, ABC):
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
         return  # there are none, unless a method says otherwise
 
+    def _ask_wrappers(self) -> None:
+        """A wrapper may have been told the batch size in our place."""
+        found = wrappers_around(self) if self._wrappers is None else self._wrappers
+        ours = [group["batch_size"] for group in self.param_groups if "batch_size" in group]
+        self._wrappers = still_untold(found, ours) if ours else ()
+
     @_disable_dynamo
     def _count_batch(self) -> None:
         has = any(p.grad is not None for group in self.param_groups for p in group["params"])
@@ -383,6 +417,13 @@ class RootFreeOptimizer(Optimizer, ABC):
         super().zero_grad(set_to_none)
         if self._batch_counter is not None:
             self._batch_counter.reset()
+
+    @_disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """The checkpoint, as in torch.optim."""
+        for group in self.param_groups:  # parameters may have been replaced
+            self._memory_of(group)
+        return super().state_dict()
 
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -427,6 +468,42 @@ class RootFreeOptimizer(Optimizer, ABC):
             for group, names in named_groups(self.param_groups)
             for name, p in zip(names, group["params"], strict=True)
         )
+
+    @torch.no_grad()
+    def diagnostics(self, *, conditions: bool = True) -> Diagnostics:
+        """Norms, conditions of the factors and sizes of the steps, for every parameter.
+
+        Nothing waits for the device until the result is read, printed or asked for warnings.
+        Ask after ``step()`` and before ``zero_grad()``: without the gradient Nesterov's momentum
+        itself stands for the step, and a step without momentum is not known. Conditions take one
+        inverse of each factor: ask between epochs, not in every step.
+
+        Args:
+            conditions: whether to estimate condition numbers.
+        """
+        found = []
+        for group, names in named_groups(self.param_groups):
+            method = self._of(group)
+            for name, p in zip(names, group["params"], strict=True):
+                row = joined(local_row(self.state[p]))
+                factors, rms = method._factors(p, group, row), method._update_rms(p, group, row)
+                found.append(measured(name, p, group, row, factors, rms, conditions=conditions))
+        return Diagnostics(found, self._watch.counts())
+
+    def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
+        """What the preconditioner of `p` is made of, given its state on this rank."""
+        return []  # nothing, unless a method says otherwise
+
+    def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
+        """The root mean square of the last step of `p`; None: it is not known."""
+        tail, m, u = self._tail(group), row.get("momentum"), None
+        if p.grad is not None and (m is None or tail.nesterov):
+            u = self._direction_of(p, group, row)
+        return update_rms(tail, p, m, u)
+
+    def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
+        """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""
+        return None
 
     def _whole_bytes(self, p: Tensor) -> int:
         """Bytes of the state of `p` on all ranks together, copies counted once."""

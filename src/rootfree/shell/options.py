@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from rootfree.layout.structured import structure_option, symmetric_structure_option
@@ -25,6 +28,7 @@ BASIC_OPTIONS: dict[str, Check] = {
     "damping": Real(),
     "weight_decay": Real(),
     "state_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16))),
+    "maximize": boolean,
 }
 
 #: Options of the methods with heavy-ball momentum.
@@ -78,3 +82,20 @@ WHITENING_OPTIONS: dict[str, Check] = {
     "structure": symmetric_structure_option,
     "matmul_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16))),
 }
+
+
+def check_switches(given: Mapping[str, Any]) -> None:
+    """Refuse values of torch's switches that ask for what no method here has."""
+    fused, foreach, differentiable = (given[k] for k in ("fused", "foreach", "differentiable"))
+    if foreach not in (None, True):
+        raise ValueError(
+            f"foreach must be None or True, got {foreach!r}: parameters are always updated many at "
+            "a time, and nothing but the memory for that depends on it"
+        )
+    if foreach and fused:
+        raise ValueError("foreach and fused must not both be True: they are two ways to do a step")
+    if differentiable is not False:
+        raise ValueError(
+            f"differentiable must be False, got {differentiable!r}: a step changes parameters and "
+            "state in place, without a graph"
+        )

@@ -40,8 +40,12 @@ def table_of(described: Iterable[Row]) -> str:
         rows = [(*row[:4], row[5]) for row in rows]
     if not any(row[2] for row in rows[1:]):  # groups made by hand have none
         rows = [(*row[:2], *row[3:]) for row in rows]
+    return aligned(rows, texts=len(rows[0]) - (1 if total_here == total else 2))
+
+
+def aligned(rows: Sequence[Sequence[str]], *, texts: int) -> str:
+    """Rows as lines; the first `texts` columns begin together, the others end together."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = len(rows[0]) - (1 if total_here == total else 2)
     return "\n".join(
         "  ".join(
             cell.ljust(width) if n < texts else cell.rjust(width)

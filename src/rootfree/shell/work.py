@@ -43,6 +43,7 @@ class Work:
     kernel: FusedDiagonal | None = None
     withins: list[Within | None] | None = None  # what ps are parts of; None: all are whole
     skip: Tensor | None = None  # on the device: not 0 where nothing may change; None: it may
+    ones: Tensor | None = None  # what the counts of the group's parameters grow by in a step
 
     def take_parts(self, gs: Sequence[Tensor | None]) -> None:
         """Take what is here of this step's gradients, and of the parameters, from the group."""
@@ -65,7 +66,8 @@ class GroupMemory:
     tensors: Tensors = field(default_factory=list)  # all of theirs, as `held` gets them
     entries: Callable[[Any], Sequence[Any]] = tuple  # those of the params among all of the state
     buckets: list[Bucket[Plan]] = field(default_factory=list)
-    steps: Tensor | None = None  # how often each was updated, on the CPU
+    steps: Tensor | None = None  # the clock of each, on the CPU
+    counts: dict[torch.device, Tensor] = field(default_factory=dict)  # of updates, where they are
     owners: dict[int, int] = field(default_factory=dict)  # of biases in joint pairs: the weight
     patterns: list[tuple[list[Kind], list[Work]]] = field(default_factory=list)
 

@@ -31,6 +31,7 @@ class Structure(ABC):
       pack(⟦K⟧) = K                         apply(K, X) = ⟦K⟧X,  apply_transposed(K, X) = ⟦K⟧ᵀX
       apply_symmetric(K, X) = ⟦K⟧⟦K⟧ᵀX
       ⟦product(K, M)⟧ = ⟦K⟧⟦M⟧              product(identity, K) = product(K, identity) = K
+      ⟦inverse(K)⟧ = ⟦K⟧⁻¹, which is in 𝔞 too
       project_gram(X) = project(XXᵀ)        project_factor_gram(K) = project(⟦K⟧ᵀ⟦K⟧)
       project_congruence(K, U) = project(⟦K⟧ᵀU⟦K⟧), U (b, d, d) symmetric or (b, d) its diagonal
       squared_norm(K) = ‖⟦K⟧‖²              spectral_bound(M) >= ‖⟦M⟧‖₂
@@ -109,6 +110,10 @@ class Structure(ABC):
         """``K M``, packed, of two packed matrices."""
         return self.pack(self.unpack(K) @ self.unpack(M))
 
+    def inverse(self, K: Tensor) -> Tensor:
+        """``K⁻¹``, packed, in the wide dtype; infinite where K has none. No rule needs it."""
+        return self.pack(dense_inverse(self.unpack(K)))
+
     def symmetric_product(self, K: Tensor) -> Tensor:
         """``K Kᵀ``, packed, where the structure holds the mirror image of every entry."""
         raise NotImplementedError(f"{self.name} matrices are not symmetric")
@@ -172,6 +177,12 @@ def frobenius_norm(structure: Structure, M: Tensor) -> Tensor:
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """fp32 for the half types, the dtype itself otherwise."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def dense_inverse(M: Tensor) -> Tensor:
+    """M⁻¹ of M (..., d, d) in the wide dtype, infinite where it is singular; nothing waits."""
+    inverse, info = torch.linalg.inv_ex(M.to(wide_dtype(M.dtype)))
+    return torch.where((info != 0)[..., None, None], torch.inf, inverse)
 
 
 def sum_of_squares(X: Tensor, *, dim: int) -> Tensor:

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rootfree.structures.base import SizedStructure, schatten8, sum_of_squares, wide_dtype
+from rootfree.structures.base import (
+    SizedStructure,
+    dense_inverse,
+    schatten8,
+    sum_of_squares,
+    wide_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,13 @@ class BlockDiagonal(SizedStructure):
 
     def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
         return self._join(K.mT @ self._split(X))
+
+    def inverse(self, K: Tensor) -> Tensor:
+        # ones in the padding, to have an inverse, which is ones again
+        padding = K.new_zeros(self._n, self.k)
+        padding[-1, self.k - self._padding :] = 1
+        ones = padding.diag_embed()
+        return dense_inverse(K + ones) - ones
 
     def symmetric_product(self, K: Tensor) -> Tensor:
         return K @ K.mT

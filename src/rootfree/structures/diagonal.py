@@ -39,6 +39,9 @@ class Diagonal(Structure):
     def apply_transposed(self, K: Tensor, X: Tensor) -> Tensor:
         return self.apply(K, X)
 
+    def inverse(self, K: Tensor) -> Tensor:
+        return K.to(wide_dtype(K.dtype)).reciprocal()
+
     def symmetric_product(self, K: Tensor) -> Tensor:
         return K.square()
 

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rootfree.structures.base import SizedStructure, schatten8, sum_of_squares
+from rootfree.structures.base import (
+    SizedStructure,
+    dense_inverse,
+    schatten8,
+    sum_of_squares,
+    wide_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,17 @@ class Hierarchical(SizedStructure):
         new_bottom = bottom[:, :, c:] @ m_bottom
         new_bottom[:, :, :c] += bottom[:, :, :c] * m_middle.unsqueeze(1)
         return self._join(new_top, middle * m_middle, new_bottom)
+
+    def inverse(self, K: Tensor) -> Tensor:
+        t, c, _ = self._sizes
+        top, middle, bottom = self._parts(K.to(wide_dtype(K.dtype)))
+        A, E = dense_inverse(top[:, :, :t]), dense_inverse(bottom[:, :, c:])
+        C = middle.reciprocal().unsqueeze(1)
+        # row by row of K·K⁻¹ = I
+        D = -E @ (bottom[:, :, :c] * C)
+        B1 = -A @ (top[:, :, t : t + c] * C + top[:, :, t + c :] @ D)
+        B2 = -A @ top[:, :, t + c :] @ E
+        return self._join(torch.cat([A, B1, B2], 2), C.squeeze(1), torch.cat([D, E], 2))
 
     def project_gram(self, X: Tensor) -> Tensor:
         t, c, _ = self._sizes

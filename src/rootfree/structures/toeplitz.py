@@ -71,6 +71,19 @@ class _Toeplitz(Structure):
     def product(self, K: Tensor, M: Tensor) -> Tensor:
         return _convolve(K, M).contiguous()
 
+    def inverse(self, K: Tensor) -> Tensor:
+        # The power series 1/c by Newton's iteration: twice as many places are right each time. In
+        # float64: an FFT rounds relative to the largest place.
+        c = K.double()
+        series, places = c[:, :1].reciprocal(), 1
+        while places < self.d:
+            places = min(2 * places, self.d)
+            series = pad(series, (0, places - series.shape[1]))
+            rest = -_convolve(c[:, :places], series)
+            rest[:, 0] += 2
+            series = _convolve(series, rest)
+        return series.to(wide_dtype(K.dtype)).contiguous()
+
     def project_gram(self, X: Tensor) -> Tensor:
         # Σᵢ (XXᵀ)[i+j, i] = Σᵢᵣ X[i+j, r] X[i, r]: autocorrelations, summed before the way back
         n = _fft_length(self.d)

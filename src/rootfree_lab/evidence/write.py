@@ -113,7 +113,11 @@ def render(results: Path, folder: str) -> tuple[str, dict[str, Plot]]:
         letters={case.config: topic.letter for topic in sections for case in topic.cases},
         begun=[name for name, case in shown.items() if case.rows or case.searched],
         beside={topic.letter: _beside(topic, outcomes) for topic in sections},
-        costs=[_cost(case, outcomes[case.config]) for case in cases if case.kind == "transformer"],
+        costs=[
+            _cost(case, outcomes[case.config])
+            for case in cases
+            if case.kind in ("transformer", "cost")
+        ],
         switches=[
             _switch(case, outcomes[case.config]) for case in cases if case.kind == "switch"
         ],

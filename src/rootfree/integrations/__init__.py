@@ -1,0 +1,1 @@
+"""Callbacks and registrations for other libraries; each module needs the library of its name."""

@@ -1,0 +1,250 @@
+"""How an optimizer is doing: norms, conditions of its factors, sizes of its steps.
+
+Everything is computed where the tensors are when `optimizer.diagnostics()` is called, and comes to
+the host, together, when somebody reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rootfree.shell.schedules import schedule
+from rootfree.shell.summary import aligned
+
+
+@dataclass(frozen=True)
+class FactorDiagnostics:
+    """One factor of a preconditioner, in all blocks of the parameter that have it.
+
+    Attributes:
+        name: its key in the state.
+        structure: its structure and size, such as "dense 64".
+        dtype: the dtype that it is kept in.
+        norm: Frobenius norm over all blocks.
+        condition: the largest condition number of a block, estimated from below (usually more than
+            three quarters of it; exact for diagonal factors). Of the factor K where the
+            preconditioner is KKᵀ: that of KKᵀ is its square. Matrices S and S⁻¹ are scaled to a
+            unit diagonal first, as the rules do before they invert them.
+        limit: from here on rounding decides about the smallest singular values.
+
+    Example:
+        >>> import torch, rootfree
+        >>> optimizer = rootfree.IFShampoo(torch.nn.Linear(4, 3).parameters(), batch_size=32)
+        >>> weight, bias = optimizer.diagnostics().read()
+        >>> [(f.name, f.structure, f.condition) for f in weight.factors]
+        [('block0.factor0', 'dense 3', 1.0), ('block0.factor1', 'dense 4', 1.0)]
+    """
+
+    name: str
+    structure: str
+    dtype: torch.dtype
+    norm: float
+    condition: float | None
+    limit: float
+
+    @property
+    def is_ill_conditioned(self) -> bool:
+        """Whether the condition is at the limit or beyond, or not a number."""
+        return self.condition is not None and not self.condition < self.limit
+
+
+@dataclass(frozen=True)
+class ParameterDiagnostics:
+    """Numbers of one parameter; None where there is no such thing.
+
+    Attributes:
+        name: the parameter's name, or its number.
+        shape: its shape; of a sharded parameter that of the part on this rank.
+        parameter_norm: ‖p‖.
+        gradient_norm: of the gradient that was in ``p.grad``.
+        momentum_norm: of the momentum, or average, of directions.
+        update_ratio: RMS of a step over RMS of the parameter, without decoupled decay.
+        steps: how often the parameter was updated; diagonal methods do not count.
+        refreshes: how often the schedule has asked for a refresh of its preconditioner.
+        factors: what its preconditioner is made of.
+
+    Example:
+        >>> import torch, rootfree
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = rootfree.IFShampoo(model.named_parameters(), batch_size=32)
+        >>> weight, bias = optimizer.diagnostics().read()
+        >>> weight.name, weight.shape, weight.steps, weight.condition
+        ('weight', (3, 4), 0, 1.0)
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parameter_norm: float
+    gradient_norm: float | None
+    momentum_norm: float | None
+    update_ratio: float | None
+    steps: int | None
+    refreshes: int | None
+    factors: tuple[FactorDiagnostics, ...]
+
+    @property
+    def condition(self) -> float | None:
+        """The largest condition of its factors."""
+        found = [f.condition for f in self.factors if f.condition is not None]
+        return next((c for c in found if math.isnan(c)), max(found, default=None))
+
+
+class MeasuredFactor(NamedTuple):
+    """A factor with numbers that are still on the device."""
+
+    name: str
+    structure: str
+    dtype: torch.dtype
+    limit: float
+    norm: Tensor
+    condition: Tensor | None
+
+
+class Measured(NamedTuple):
+    """A parameter with numbers that are still on the device."""
+
+    name: str
+    shape: tuple[int, ...]
+    update_every: int | str | None
+    numbers: tuple[Tensor | None, ...]  # ‖p‖, ‖g‖, ‖m‖, rms(step), count of steps
+    factors: list[MeasuredFactor]
+
+
+class Diagnostics:
+    """What :meth:`rootfree.RootFreeOptimizer.diagnostics` returns; reading it waits for the device.
+
+    Where ranks share a parameter, the numbers are those of the part on this rank. Nothing is
+    communicated, so that one rank may ask alone.
+
+    Args:
+        measured: the parameters, with numbers that are still on the device.
+        skipped: how many steps each device left out.
+
+    Example:
+        >>> import torch, rootfree
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = rootfree.IFShampoo(model.named_parameters(), batch_size=32)
+        >>> model(torch.randn(32, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> found = optimizer.diagnostics()
+        >>> [p.name for p in found.read()], found.skipped_steps, found.warnings()
+        (['weight', 'bias'], 0, [])
+        >>> str(found).splitlines()[0].split()[:5]
+        ['parameter', 'shape', 'norm', 'gradient', 'momentum']
+    """
+
+    def __init__(self, measured: Sequence[Measured], skipped: Sequence[Tensor]) -> None:
+        self._measured, self._skipped = measured, skipped
+        self._read: tuple[list[ParameterDiagnostics], int] | None = None
+
+    def read(self) -> list[ParameterDiagnostics]:
+        """Numbers of every parameter, in the order of the groups."""
+        return self._values()[0]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were left out because of a gradient that is not finite."""
+        return self._values()[1]
+
+    def warnings(self) -> list[str]:
+        """A sentence for every factor that rounding is about to spoil, or has spoilt."""
+        return [
+            f"factor {f.name} ({f.structure}) of parameter {p.name} {_complaint(f)}"
+            for p in self.read()
+            for f in p.factors
+            if f.is_ill_conditioned
+        ]
+
+    def __str__(self) -> str:
+        head = ("parameter", "shape", "norm", "gradient", "momentum", "update", "steps")
+        rows: list[tuple[str, ...]] = [(*head, "refreshes", "condition")]
+        for p in self.read():
+            numbers = (p.parameter_norm, p.gradient_norm, p.momentum_norm, p.update_ratio)
+            counts = ["-" if n is None else f"{n:,}" for n in (p.steps, p.refreshes)]
+            marked = "!" if any(f.is_ill_conditioned for f in p.factors) else ""
+            shape = "x".join(map(str, p.shape)) or "scalar"
+            cells = [*map(_number, numbers), *counts, marked + _number(p.condition)]
+            rows.append((p.name, shape, *cells))
+        steps = f"skipped steps: {self.skipped_steps:,}"
+        return "\n".join([aligned(rows, texts=2), steps, *self.warnings()])
+
+    def _values(self) -> tuple[list[ParameterDiagnostics], int]:
+        if self._read is None:
+            wanted = [t for m in self._measured for t in m.numbers]
+            wanted += [t for m in self._measured for f in m.factors for t in (f.norm, f.condition)]
+            values = iter(_on_host([*wanted, *self._skipped]))
+            numbers = [[next(values) for _ in m.numbers] for m in self._measured]
+            found = [
+                _described(m, own, [(next(values), next(values)) for _ in m.factors])
+                for m, own in zip(self._measured, numbers, strict=True)
+            ]
+            self._read = found, sum(int(n or 0) for n in values)
+        return self._read
+
+
+def _described(
+    measured: Measured,
+    numbers: Sequence[float | None],
+    factors: Iterable[tuple[float | None, float | None]],
+) -> ParameterDiagnostics:
+    norm, gradient, momentum, update, steps = numbers
+    norm = norm or 0.0
+    ratio = None
+    if update is not None:
+        rms = norm / math.sqrt(max(math.prod(measured.shape), 1))
+        ratio = update / rms if rms else math.inf
+    count, every = None if steps is None else int(steps), measured.update_every
+    return ParameterDiagnostics(
+        name=measured.name,
+        shape=measured.shape,
+        parameter_norm=norm,
+        gradient_norm=gradient,
+        momentum_norm=momentum,
+        update_ratio=ratio,
+        steps=count,
+        refreshes=None if count is None or every is None else _refreshes(every, count),
+        factors=tuple(
+            FactorDiagnostics(f.name, f.structure, f.dtype, own or 0.0, condition, f.limit)
+            for f, (own, condition) in zip(measured.factors, factors, strict=True)
+        ),
+    )
+
+
+def _refreshes(every: int | str, steps: int) -> int:
+    if isinstance(every, int):
+        return -(-steps // every)
+    return sum(map(schedule(every), range(steps)))
+
+
+def _on_host(numbers: Sequence[Tensor | None]) -> list[float | None]:
+    """Their values, by one copy from each device."""
+    found: list[float | None] = [None] * len(numbers)
+    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for i, tensor in enumerate(numbers):
+        if tensor is not None:
+            by_device.setdefault(tensor.device, []).append((i, tensor.double().reshape(())))
+    for entries in by_device.values():
+        values = torch.stack([tensor for _, tensor in entries]).tolist()
+        for (i, _), value in zip(entries, values, strict=True):
+            found[i] = value
+    return found
+
+
+def _complaint(factor: FactorDiagnostics) -> str:
+    if factor.condition is None or math.isnan(factor.condition):
+        return "has numbers that are not finite"
+    dtype = str(factor.dtype).removeprefix("torch.")
+    return (
+        f"is ill-conditioned: its condition number is at least {factor.condition:.1e}, the limit "
+        f"of {dtype} here is {factor.limit:.1e}. A larger damping or a wider dtype helps"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

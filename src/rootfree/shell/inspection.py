@@ -1,0 +1,125 @@
+"""The numbers of `optimizer.diagnostics()`, computed on the device; nothing waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rootfree.placement.local import is_sharded, local
+from rootfree.rules.momentum import Tail, cap_rms_, clip_
+from rootfree.shell.diagnostics import Measured, MeasuredFactor
+from rootfree.structures import Dense, Structure, frobenius_norm
+from rootfree.structures.conditions import condition, unit_diagonal
+
+Group = dict[str, Any]
+Row = Mapping[str, Tensor]
+
+
+class Factor(NamedTuple):
+    """A factor of a preconditioner as the state has it: (b, *packed_shape), b blocks."""
+
+    name: str
+    structure: Structure
+    tensor: Tensor
+    limit: float
+    is_matrix: bool = False  # S or S⁻¹ itself, which the rules scale to a unit diagonal
+
+
+def factor_limit(kept: torch.dtype, products: torch.dtype, *, beta2: float) -> float:
+    """The condition of K at which rounding decides about its smallest singular values.
+
+    K is rounded to eps·‖K‖ where it is kept, and its change, of size β₂‖K‖ at most, to the eps of
+    the products. K stays invertible all the same: KKᵀ loses accuracy, not definiteness.
+    """
+    return 1 / max(torch.finfo(kept).eps, beta2 * torch.finfo(products).eps)
+
+
+def matrix_limit(dtype: torch.dtype) -> float:
+    """A tenth of the condition at which S or S⁻¹, rounded, need not be positive definite."""
+    return 0.1 / torch.finfo(dtype).eps
+
+
+def diagonal_limit(dtype: torch.dtype) -> float:
+    """The ratio of two numbers whose squares are not both in range; elements do not mix."""
+    return math.sqrt(torch.finfo(dtype).max)
+
+
+def measured(
+    name: Any,
+    p: Tensor,
+    group: Group,
+    row: Row,
+    factors: list[Factor],
+    update: Tensor | None,
+    *,
+    conditions: bool,
+) -> Measured:
+    """The numbers of a parameter with the state `row`; `update`: the RMS of its last step."""
+    here, g = local(p), p.grad
+    if g is not None and is_sharded(g) and g.placements != p.placements:  # type: ignore[attr-defined]
+        g = None  # to have it here, ranks would have to talk
+    m = row.get("momentum", row.get("exp_avg"))
+    return Measured(
+        str(name),
+        tuple(here.shape),
+        group.get("update_every"),
+        (
+            norm_of(here),
+            None if g is None else norm_of(g),
+            None if m is None else norm_of(m),
+            update,
+            row["step"].clone() if "step" in row else None,
+        ),
+        [_measured_factor(factor, conditions) for factor in factors if len(factor.tensor) > 0],
+    )
+
+
+def _measured_factor(factor: Factor, conditions: bool) -> MeasuredFactor:
+    structure, K = factor.structure, factor.tensor
+    wide = torch.promote_types(K.dtype, torch.float32)
+    norm, found = norm_of(frobenius_norm(structure, K.to(wide))), None
+    if conditions:
+        found = condition(structure, unit_diagonal(K) if factor.is_matrix else K).amax()
+    text = f"{structure.name} {structure.d}"
+    return MeasuredFactor(factor.name, text, K.dtype, factor.limit, norm, found)
+
+
+def norm_of(t: Tensor) -> Tensor:
+    """The norm of what is here of a tensor, in float64: squares of large numbers fit."""
+    norm: Tensor = torch.linalg.vector_norm(local(t).detach(), dtype=torch.float64)
+    return norm
+
+
+def update_rms(tail: Tail, p: Tensor, m: Tensor | None, u: Tensor | None) -> Tensor | None:
+    """RMS of the step of `p`: m, u + α₁m where both are given, u without m; None without either."""
+    if u is not None:
+        if tail.cap is not None:
+            cap_rms_([u], cap=tail.cap)
+        if tail.clip is not None:
+            clip_([u], c=tail.clip)
+        u = u.add(p, alpha=tail.coupled)
+        m = u if m is None else u.add(m, alpha=tail.alpha1)
+    if m is None or local(m).numel() == 0:
+        return None
+    rms = norm_of(m) / math.sqrt(local(m).numel())
+    # p <- p - β₁·step·(r/rms(step))
+    return tail.lr * (rms if tail.rms is None else tail.rms * rms / rms.clamp(min=tail.least))
+
+
+def block_factors(
+    row: Row, prefix: str, structures: tuple[Structure, ...], limit: float
+) -> list[Factor]:
+    """The factors of one tile: K with its limit, or S (S⁻¹ where that is all there is)."""
+    if not any(key.startswith(f"{prefix}inverse") for key in row):
+        names = [f"{prefix}factor{n}" for n in range(len(structures))]
+        return [Factor(k, s, row[k], limit) for k, s in zip(names, structures, strict=True)]
+    found = []
+    for n, s in enumerate(structures):
+        names = [f"{prefix}{kind}" for kind in (f"factor{n}", "factor", f"inverse{n}", "inverse")]
+        key = next(name for name in names if name in row)
+        found.append(Factor(key, Dense(s.d), row[key], matrix_limit(row[key].dtype), True))
+    return found

@@ -1,0 +1,99 @@
+"""How often parameters were updated, and the clock of their refreshes.
+
+A step with a gradient that is not finite is left out, and does not count. Where the host decides
+about that, one number is both: `state[p]["step"]`. On a GPU the host does not know, and there are
+two. `state[p]["step"]` is on the device and counts updates. The clock is on the host, counts the
+steps that were tried, and says when to refresh. Checkpoints have it where it differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from rootfree.kernels.block_table import as_table
+from rootfree.shell import nonfinite
+from rootfree.shell.work import GroupMemory, Work
+
+CLOCK = "refresh_clock"
+
+
+def first_count(p: Tensor) -> Tensor:
+    """No update of `p` yet; where updates are counted."""
+    where = p.device if _counts_on_device(p.device) else None
+    return torch.zeros((), dtype=torch.int64, device=where)
+
+
+def _counts_on_device(device: torch.device) -> bool:
+    return not nonfinite.host_reads(device) and device.type != "meta"
+
+
+def lay_out_counts(memory: GroupMemory) -> None:
+    """Put the counts of a group into few tensors; state has views of them.  Changes memory."""
+    if not memory.params:
+        return
+    devices = dict.fromkeys(p.device for p in memory.params)
+    if not any(map(_counts_on_device, devices)) and not any(CLOCK in row for row in memory.rows):
+        memory.steps = torch.stack([row["step"] for row in memory.rows])
+        for row, step in zip(memory.rows, memory.steps.unbind(), strict=True):
+            row["step"] = step
+        return
+    steps = [row["step"] for row in memory.rows]
+    for device in dict.fromkeys(step.device for step in steps):
+        # As long as the group, so that positions in it are positions here.
+        here = [step if step.device == device else step.to(device) for step in steps]
+        memory.counts[device] = torch.stack(here)
+    for i, row in enumerate(memory.rows):
+        row["step"] = memory.counts[row["step"].device][i]
+    read_clocks(memory)
+
+
+def read_clocks(memory: GroupMemory) -> None:
+    """Set the clock from the state, where it is a number of its own.  Changes memory and state.
+
+    The host waits for the device: after a checkpoint was loaded, or when state is laid out.
+    """
+    if not memory.counts:
+        return
+    known = {device: counts.cpu() for device, counts in memory.counts.items()}
+    clocks = [
+        row.pop(CLOCK).cpu() if CLOCK in row else known[row["step"].device][i]
+        for i, row in enumerate(memory.rows)
+    ]
+    memory.steps = torch.stack(clocks)
+
+
+def count_(memory: GroupMemory, work: Work) -> None:
+    """Count an update on the device, unless the step is left out.  Changes memory.counts."""
+    if isinstance(memory.steps, FakeTensor):  # to estimate memory
+        return
+    counts = memory.counts[memory.rows[work.where[0]]["step"].device]
+    if work.ones is None:  # one for every parameter that has a gradient
+        ones = [0] * len(counts)
+        for i in work.where:
+            ones[i] = 1
+        work.ones = as_table(ones, counts.dtype, counts.device)
+    if work.skip is None:
+        counts.add_(work.ones)
+    else:
+        counts.add_(work.ones * (work.skip == 0))
+
+
+def with_clocks(
+    memories: Iterable[GroupMemory], rows: Mapping[Tensor, dict[str, Any]]
+) -> dict[Tensor, dict[str, Any]]:
+    """Rows of state, by parameter, with the clock where it is not the count; the host waits."""
+    found = dict(rows)
+    for memory in memories:
+        known = {device: counts.cpu() for device, counts in memory.counts.items()}
+        for i, (p, row) in enumerate(zip(memory.params, memory.rows, strict=True)):
+            # What was put there since is not what the memory is of.
+            if known and p in rows and rows[p].get("step") is row["step"]:
+                clock = cast("Tensor", memory.steps)[i]
+                if known[row["step"].device][i] != clock:
+                    found[p] = {**rows[p], CLOCK: clock.clone()}
+    return found
