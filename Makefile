@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test quick check docs bench clean
+# The environments in which pip builds this project have the pinned versions too.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+
+.PHONY: help demo test quick check docs bench audit lock lock-check dist clean
 help:
 	@echo "make demo    train two small networks with five optimizers each and write a report"
 	@echo "make test    run the tests"
@@ -12,6 +16,10 @@ help:
 	@echo "make check   lint, types, import rules"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   measure optimizer steps against torch's"
+	@echo "make audit   check the licences and known vulnerabilities of what is installed"
+	@echo "make lock    write constraints.lock, the hashes of what constraints.txt pins"
+	@echo "make lock-check  download what is pinned and compare its hashes"
+	@echo "make dist    build the wheel and the source distribution into dist/"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -50,6 +58,20 @@ docs: $(VENV)/.installed-docs
 
 bench: $(VENV)/.installed-lab
 	$(BIN)/rootfree bench
+
+audit: $(VENV)/.installed-dev
+	$(BIN)/python tools/audit.py
+
+lock: | $(BIN)/python
+	$(PIP) uv
+	$(BIN)/uv --quiet pip compile constraints.txt --no-deps --generate-hashes --universal \
+		--python-version 3.11.5 --no-header --no-annotate --output-file constraints.lock
+
+lock-check: | $(BIN)/python
+	$(BIN)/python tools/audit.py --hashes
+
+dist: $(VENV)/.installed-dev
+	$(BIN)/python -m hatchling build
 
 clean:
 	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache

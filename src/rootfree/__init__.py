@@ -23,7 +23,7 @@ from rootfree.shell.graphed_step import GraphedStep
 from rootfree.shell.optimizer import RootFreeOptimizer
 from rootfree.shell.parameter_groups import parameter_groups
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Curvature",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+
+from rootfree_lab.durable import in_words, sync_folder
 
 
 def append_lines(path: Path, lines: Callable[[], bytes], *, lock: str, timeout: float = -1) -> None:
@@ -17,20 +20,36 @@ def append_lines(path: Path, lines: Callable[[], bytes], *, lock: str, timeout: 
     The lock is the system's: it ends with the process that has it. Raises `filelock.Timeout` where
     it cannot be had in `timeout` seconds (negative: waits).
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock, timeout=timeout):
-        text = lines()
-        if not text:
-            return
-        with open(path, "a+b") as file:
-            end = _mend_tail(file)
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:  # a full disk: half a line must not stay
+    with ExitStack() as held:
+        with in_words(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(lock, timeout=timeout))
+        if text := lines():
+            with in_words(path):
+                _append(path, text)
+
+
+def _append(path: Path, text: bytes) -> None:
+    # Without a buffer: what the system refused is not written again when the file is closed.
+    with open(path, "a+b", buffering=0) as file:
+        end = _mend_tail(file)
+        try:
+            _write_whole(file, text)
+            os.fsync(file.fileno())
+            if end == 0:
+                sync_folder(path.parent)
+        except OSError:  # a full disk: half a line must not stay
+            # Where it has to, readers pass over it and the next writer takes it away.
+            with suppress(OSError):
                 file.truncate(end)
-                raise
+            raise
+
+
+def _write_whole(file: Any, text: bytes) -> None:
+    """Write all of it: the system may take less at a time."""
+    left = memoryview(text)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _mend_tail(file: Any) -> int:

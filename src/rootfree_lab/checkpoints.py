@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from rootfree_lab.config import Config
+from rootfree_lab.durable import replace_file
 
 FORMAT = 1
 
@@ -31,36 +31,31 @@ def checkpoint_path(out: Path, config: Config) -> Path:
     return out / "checkpoints" / f"{file_name(config)}.pt"
 
 
+def kept_path(path: Path, step: int) -> Path:
+    """Where a state that a run can go back to is, beside its checkpoint."""
+    return path.with_name(f"{path.stem}.step{step}.pt")
+
+
+def files(path: Path) -> list[Path]:
+    """All files of a run's checkpoint, what it can go back to and what killed writers left."""
+    return sorted(path.parent.glob(f"{path.stem}.*"))
+
+
+def remove(path: Path) -> None:
+    """Remove them."""
+    for file in files(path):
+        file.unlink(missing_ok=True)
+
+
 def save(path: Path, config: Config, state: Mapping[str, Any]) -> None:
-    """Write beside, flush to the disk, then rename: the rename is the moment it changes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    """Write a checkpoint; the file is the old or the new one, whole."""
     content = {
         "format": FORMAT,
         "identity": config.identity(),
         "config": config.as_table(),
         **state,
     }
-    try:
-        with open(beside, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself last through a power cut, where the system can."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    replace_file(path, lambda file: torch.save(content, file))
 
 
 def load(path: Path, config: Config) -> dict[str, Any]:
@@ -78,13 +73,6 @@ def load(path: Path, config: Config) -> dict[str, Any]:
             "remove it, or choose another folder with --out"
         )
     return content
-
-
-def remove(path: Path) -> None:
-    """Remove a finished run's checkpoint, and what killed writers left beside it."""
-    path.unlink(missing_ok=True)
-    for left in path.parent.glob(f"{path.name}.*.tmp"):
-        left.unlink(missing_ok=True)
 
 
 def differences(a: Any, b: Any, name: str = "") -> list[str]:

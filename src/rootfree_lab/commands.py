@@ -17,6 +17,7 @@ from rootfree_lab.shared_options import (
     Only,
     Out,
     Records,
+    Rollback,
     entry_labels,
 )
 
@@ -98,6 +99,7 @@ def train(
             autocompletion=entry_labels,
         ),
     ] = None,
+    rollback: Rollback = None,
 ) -> None:
     """Train one run of a config: one optimizer, one seed.
 
@@ -114,9 +116,8 @@ def train(
     with loading_torch():
         from rootfree_lab.training_commands import train_command
 
-    code = train_command(
-        console, config, assignments=assignments or [], out=out, resume=resume, entry=entry
-    )
+    given = [*(assignments or []), *_rollback(rollback)]
+    code = train_command(console, config, assignments=given, out=out, resume=resume, entry=entry)
     raise typer.Exit(code)
 
 
@@ -127,6 +128,7 @@ def compare(
     out: Out = Path("out"),
     only: Only = None,
     jobs: Jobs = 1,
+    rollback: Rollback = None,
 ) -> None:
     """Train every entry of a config with all its seeds, and show the table.
 
@@ -141,10 +143,13 @@ def compare(
     with loading_torch():
         from rootfree_lab.training_commands import compare_command
 
-    code = compare_command(
-        console, config, assignments=assignments or [], out=out, only=only or [], jobs=jobs
-    )
+    given = [*(assignments or []), *_rollback(rollback)]
+    code = compare_command(console, config, assignments=given, out=out, only=only or [], jobs=jobs)
     raise typer.Exit(code)
+
+
+def _rollback(times: int | None) -> list[str]:
+    return [] if times is None else [f"train.rollback={times}"]
 
 
 @app.command(rich_help_panel="Results")
@@ -165,7 +170,7 @@ def report(
 
     try:
         written = write_report(records, out)
-    except ReportError as error:
+    except (ReportError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     for problem in written.problems:

@@ -22,7 +22,7 @@ from rootfree_lab.progress import Bar, Lines, Watcher, plain_lines
 from rootfree_lab.records import Record
 from rootfree_lab.session import check
 from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import finished_record, make_output_folder, records_path
+from rootfree_lab.training import finished_record, make_output_folder, records_path, sweep
 
 # A run's identity -> its record; runs not reached yet are missing.
 Results = dict[str, Record]
@@ -46,6 +46,9 @@ def compare(
     make_output_folder(out)
     results = {r.identity(): done for r in runs if (done := finished_record(out, r)) is not None}
     waiting = [run for run in runs if run.identity() not in results]
+    for run in runs:
+        if run.identity() in results:
+            sweep(out, run)
     for run in waiting:
         check(run)
         path = checkpoint_path(out, run)

@@ -140,6 +140,8 @@ class TrainConfig:
     `parallel` says how the ranks that torchrun started divide the model. It is no part of the run's
     identity: the result is the same up to rounding, and up to dropout and batch statistics, which
     every rank has its own of.
+
+    `rollback` is how often a run that diverges may go back to its last good state (see `rollback`).
     """
 
     epochs: int | None = None
@@ -158,6 +160,7 @@ class TrainConfig:
     deterministic: bool = True
     graphs: bool = False
     parallel: str = "none"
+    rollback: int = 0
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -170,12 +173,19 @@ class TrainConfig:
         _one_of("train.parallel", self.parallel, PARALLELS)
         _at_least(1, epochs=self.epochs, steps=self.steps, batch_size=self.batch_size)
         _at_least(1, eval_every=self.eval_every)
-        _at_least(0, seed=self.seed, context=self.context)
+        _at_least(0, context=self.context, rollback=self.rollback)
+        if not 0 <= self.seed < 2**32:  # torch takes no more bits: larger ones would repeat others
+            raise ValueError(f"seed must be from 0 to {2**32 - 1}, got {self.seed!r}")
         _in_unit_interval(label_smoothing=self.label_smoothing)
         if self.graphs and self.parallel != "none":
             raise ValueError(
                 f"graphs goes with train.parallel = 'none', got {self.parallel!r}: what ranks "
                 "exchange is not recorded"
+            )
+        if self.rollback and self.parallel != "none":
+            raise ValueError(
+                f"rollback goes with train.parallel = 'none', got {self.parallel!r}: good states "
+                "are those of one process"
             )
         if self.graphs and not self.deterministic:
             raise ValueError(
@@ -236,6 +246,8 @@ class Config:
         del table["label"], table["output"], table["train"]["parallel"]
         options = table["optimizer"].pop("options")
         table["optimizer"].update(options)
+        if not self.train.rollback:  # as it was before there were any
+            del table["train"]["rollback"]
         if self.model.weights is None:
             del table["model"]["weights"], table["model"]["fresh"]
         else:  # the same weights may lie elsewhere

@@ -27,6 +27,7 @@ _BARE_WORD = re.compile(r"(?:[A-Za-z_]|~|\.{0,2}/)[^\"'\[\]{}=,#]*\Z")
 
 
 _MOST_PARTS = 1000
+_DEEPEST = 50
 
 
 class ConfigError(ValueError):
@@ -37,18 +38,38 @@ def read_toml(path: Path) -> Table:
     """The tables of a file."""
     try:
         text = path.read_text(encoding="utf-8")
-        # The parser's time grows with the square of the parts of a key.
-        if any(line.partition("=")[0].count(".") > _MOST_PARTS for line in text.splitlines()):
-            raise ConfigError(f"{path}: a key has more than {_MOST_PARTS:,} parts")
-        return tomllib.loads(text)
+        return _parsed(text)
     except RecursionError as error:
         raise ConfigError(f"{path}: its values are nested too deeply") from error
     except FileNotFoundError as error:
         raise ConfigError(f"there is no config file {str(path)!r}") from error
     except (IsADirectoryError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config {str(path)!r} is not a UTF-8 text file") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # among them integers of thousands of digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def _parsed(text: str) -> Table:
+    """The tables of a text; RecursionError where they are too deep for what reads them later."""
+    # Before it is parsed: the parser's time grows with the square of the parts of a key.
+    if any(part.count(".") > _MOST_PARTS for part in re.split(r"[={},\[\]\n]", text)):
+        raise RecursionError
+    tables = tomllib.loads(text)
+    if _too_deep(tables):
+        raise RecursionError
+    return tables
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether tables and lists lie in one another too often for what reads them later."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        tables = [v for v in level if isinstance(v, Mapping)]
+        lists = [v for v in level if isinstance(v, list)]
+        level = [part for v in tables for part in v.values()] + [part for v in lists for part in v]
+        if not level:
+            return False
+    return True
 
 
 def unknown_name(what: str, name: str, allowed: Iterable[str]) -> ConfigError:
@@ -125,14 +146,18 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (key and equals and value):
         raise ConfigError(f"--set takes NAME=VALUE, got {text!r}")
+    if key.count(".") > _DEEPEST:
+        raise ConfigError(f"--set takes NAME=VALUE, got a name of {key.count('.') + 1:,} parts")
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        return key, _parsed(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError as error:
         if _BARE_WORD.match(value):
             return key, value
         raise ConfigError(f"--set {key}: {value!r} is not a TOML value") from error
     except RecursionError as error:
         raise ConfigError(f"--set {key}: its value is nested too deeply") from error
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"--set {key}: {error}") from error
 
 
 def assign(table: Table, path: list[str], value: Any, name: str) -> None:

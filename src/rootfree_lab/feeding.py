@@ -69,6 +69,11 @@ class Feed:
         self._taken += 1
         return next(self._iterator)
 
+    def shuffle(self, seed: int) -> None:
+        """Begin an epoch here, in an order of its own."""
+        self._generator.manual_seed(seed)
+        self._begin_epoch()
+
     def position(self) -> dict[str, Any]:
         """Where in the data the run is, for a checkpoint."""
         return {"generator": self._start, "taken": self._taken}

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config
+from rootfree_lab.durable import NotWritten
 from rootfree_lab.measures import is_out_of_memory
 from rootfree_lab.progress import A_MINUTE, A_MOMENT, Lines, Watcher
 from rootfree_lab.records import Record, append_record
@@ -31,6 +32,7 @@ def carry_out(
 ) -> Record:
     """Train a run, from its checkpoint where there is one; a failure is recorded, not raised.
 
+    Raises `NotWritten` where the output folder takes nothing more: that is no failure of the run.
     Where it is `crowded`, want of memory is no failure of the run: it raises `CrowdedOut`.
     """
     try:
@@ -38,7 +40,7 @@ def carry_out(
             return train(run, out=out, resume=True, stop=stop, watchers=[watcher])
         except CheckpointError:  # fits, as was checked, but its optimizer cannot be resumed
             return train(run, out=out, resume=False, stop=stop, watchers=[watcher])
-    except Interrupted:
+    except (Interrupted, NotWritten):  # a full disk is full for all of them
         raise
     except Exception as error:  # whatever it is, the other runs are still wanted
         if crowded and is_out_of_memory(error):
@@ -87,6 +89,8 @@ def side_by_side(
                     continue  # before it could listen
                 elif event.kind == "died":
                     yield run, _note_failure(run, out, RuntimeError(event.content))
+                elif isinstance(event.content, NotWritten):
+                    raise event.content
                 elif event.content == _CROWDED_OUT:
                     tell(run, f"{run.label} seed {run.train.seed} · no memory; again, alone, later")
                     pool.retire_idle()
@@ -106,6 +110,8 @@ def _work(item: tuple[Config, Path, bool, float], channel: Channel) -> Any:
             return _INTERRUPTED
         except CrowdedOut:
             return _CROWDED_OUT
+        except NotWritten as error:
+            return error
 
 
 class LatestLines:

@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from rootfree_lab.checkpoints import file_name
 from rootfree_lab.config import Config
+from rootfree_lab.durable import in_words
 from rootfree_lab.stopping import Interrupted, StopSignals
 
 # Between looks at whether a signal came while waiting.
@@ -18,19 +19,27 @@ _SECONDS = 0.2
 
 
 @contextmanager
-def alone(out: Path, config: Config, stop: StopSignals | None = None) -> Iterator[bool]:
+def alone(
+    out: Path, config: Config, stop: StopSignals | None = None, *, waits: bool = True
+) -> Iterator[bool]:
     """Be the only process that trains a run; whether another one had to be waited for.
 
-    The system releases the lock of a process that dies.
+    The system releases the lock of a process that dies. Raises `filelock.Timeout` where another
+    one has it and this one does not wait.
     """
     path = out / "locks" / f"{file_name(config)}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock, waited = FileLock(path), False
+    waited = False
+    with in_words(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
     while True:
         try:
-            lock.acquire(timeout=_SECONDS if waited else 0)
+            with in_words(path):
+                lock.acquire(timeout=_SECONDS if waited else 0)
             break
         except Timeout:
+            if not waits:
+                raise
             if stop is not None and stop.received is not None:
                 raise Interrupted(stop.received, None) from None
             if not waited:

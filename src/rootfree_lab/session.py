@@ -19,6 +19,7 @@ from rootfree_lab import optimizers as optimizer_registry
 from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config, DataConfig
 from rootfree_lab.config_reading import ConfigError, plain_options
+from rootfree_lab.divergence import Diverged, Losses
 from rootfree_lab.feeding import Batch, Feed, TestFeed
 from rootfree_lab.losses import count_correct, make_loss, terms
 from rootfree_lab.lr_schedules import Schedule, base_rates, set_rates
@@ -35,10 +36,6 @@ Point = dict[str, float | int | None]
 _NOT_RESUMABLE = ("sirfshampoo",)
 # The distance of the seeds of the ranks.
 _APART = 1_000_003
-
-
-class Diverged(ArithmeticError):  # noqa: N818 (an outcome)
-    """The training loss is no longer a number."""
 
 
 @dataclass
@@ -136,6 +133,11 @@ class Session:
             batch_size=self.terms,
             **plain_options(config.optimizer.options),
         )
+        if train.rollback and (name := self._state_outside()) is not None:
+            raise ConfigError(
+                f"train.rollback must be 0 for {name}, got {train.rollback}: it keeps state "
+                "outside its state_dict"
+            )
         self._base = base_rates(self.optimizers)
         self.total = train.steps or (train.epochs or 0) * len(self.feed)
         self.schedule = Schedule.make(
@@ -149,6 +151,9 @@ class Session:
         self.running = Running.zero(device)
         self.curve: list[Point] = []
         self.done = 0
+        self.losses = Losses()
+        self.kept: list[int] = []  # steps whose states are kept, to go back to
+        self.rollbacks: list[Record] = []
         # Building took random numbers, some optimizers more than others: all start equal.
         seed_everything(train.seed + 1 + self.ranks.rank * _APART)
 
@@ -157,7 +162,8 @@ class Session:
     def step(self) -> None:
         """One step: a batch through the model, its gradients through the optimizers."""
         watch = self.watch
-        set_rates(self.optimizers, self._base, self.schedule(self.done))
+        factor = self.rollbacks[-1]["factor"] if self.rollbacks else 1.0
+        set_rates(self.optimizers, self._base, factor * self.schedule(self.done))
         with watch.part("data"):
             batch = self.ranks.part(self.feed.take())
         with watch.part("forward"):
@@ -174,6 +180,8 @@ class Session:
     def _count(self, outputs: Tensor, loss: Tensor, batch: Batch) -> None:
         self.running.loss += loss
         self.running.steps += 1
+        if self.config.train.rollback:
+            self.losses.count(loss)
         if self.classifies:
             self.running.correct += count_correct(outputs, batch.target)
             self.running.terms += terms(batch.target)
@@ -183,7 +191,7 @@ class Session:
             for optimizer in self.optimizers:
                 optimizer.step()
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            self.check_finite()  # what is not finite has no decomposition: the run diverged
+            self.check_losses()  # what is not finite has no decomposition: the run diverged
             raise
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -216,11 +224,15 @@ class Session:
                 return str(error).partition(". ")[0]
         return None
 
-    def check_finite(self) -> None:
-        """Raise if a loss since the last point was not finite (waits for the device)."""
+    def check_losses(self) -> None:
+        """Raise if a loss since the last point was not finite (waits for the device).
+
+        A run that can go back also raises where its losses are far above what they were.
+        """
         # All ranks must come to the same end.
         if self.ranks.largest(not math.isfinite(self.running.loss.item())):
             raise Diverged(f"the training loss is not finite by step {self.done}")
+        self.losses.look(self.done)
 
     def train_loss(self) -> float:
         """Mean since the last point."""
@@ -236,7 +248,7 @@ class Session:
 
     def add_point(self) -> Point:
         """Evaluate, and add a point to the curve."""
-        self.check_finite()
+        self.check_losses()
         self.watch.pause()
         self.running = self.running.of_all(self.ranks)
         point: Point = {
@@ -288,6 +300,7 @@ class Session:
                 "parameters": sum(p.numel() for p in self.model.parameters()),
             },
             "completed": completed,
+            **({"rollbacks": self.rollbacks} if self.rollbacks else {}),
             **({} if self.ranks.alone else {"parallel": [self.ranks.mode, self.ranks.world]}),
         }
 
@@ -310,16 +323,26 @@ class Session:
             },
             "curve": self.curve,
             "seconds": self.watch.totals,
+            "rollback": [self.losses.state(), self.kept, self.rollbacks],
         }
+
+    def _state_outside(self) -> str | None:
+        """The optimizer that cannot be restored, if there is one."""
+        names = [
+            type(optimizer).__name__
+            for optimizer in self.optimizers
+            if type(optimizer).__module__.split(".")[0] in _NOT_RESUMABLE
+        ]
+        return names[0] if names else None
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to the step at which `state` was taken."""
-        for optimizer in self.optimizers:
-            if type(optimizer).__module__.split(".")[0] in _NOT_RESUMABLE:
-                raise CheckpointError(
-                    f"{type(optimizer).__name__} keeps state outside its state_dict: a resumed "
-                    "run would not be the same; start it again without --resume"
-                )
+        kept_outside = self._state_outside()
+        if kept_outside is not None:
+            raise CheckpointError(
+                f"{kept_outside} keeps state outside its state_dict: a resumed run would not be "
+                "the same; start it again without --resume"
+            )
         self.ranks.load_model(self.model, state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             self.ranks.load_optimizer(optimizer, saved)
@@ -334,12 +357,20 @@ class Session:
         self.curve = state["curve"]
         self.watch.totals = state["seconds"]
         self.done = state["step"]
+        losses, self.kept, self.rollbacks = state.get("rollback", ({}, [], []))
+        self.losses = Losses(**losses)
         # Last: building and seeking may have drawn.
         of_ranks = state.get("random_of_ranks", [state["random"]])
         if len(of_ranks) == self.ranks.world:
             set_random_state(of_ranks[self.ranks.rank])
         else:  # of another number of ranks: new numbers, the same whenever it is resumed
             seed_everything(self.config.train.seed + self.done + self.ranks.rank * _APART)
+
+    def draw_anew(self, number: int) -> None:
+        """Have the rest of the run drawn otherwise: the order of its data, dropout."""
+        seed = self.config.train.seed + number * _APART
+        self.feed.shuffle(seed)
+        seed_everything(seed)
 
 
 def describe(config: Config) -> Record:

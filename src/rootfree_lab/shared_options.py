@@ -38,4 +38,13 @@ Only = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Folder for records, checkpoints and logs.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, as processes.")]
+Rollback = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="After divergence go back to the last good state, N times at most, with half the "
+        "learning rate; the same as --set train.rollback=N.",
+    ),
+]
 Records = Annotated[Path, typer.Argument(help="A records.jsonl, or a folder with such files.")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rootfree_lab.config_reading import Table
+from rootfree_lab.durable import replace_text
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _INLINE = ("low", "high", "choices")  # what makes a table a range of values: kept on one line
@@ -22,9 +23,7 @@ def toml(tables: Mapping[str, Any]) -> str:
 def write_toml(path: Path, tables: Table, *, remarks: list[str]) -> None:
     """Write a document with remarks at its head; the file is the old or the new one, whole."""
     head = "".join(f"# {remark}".rstrip() + "\n" for remark in remarks)
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text(f"{head}\n{toml(tables)}", encoding="utf-8")
-    beside.replace(path)
+    replace_text(path, f"{head}\n{toml(tables)}")
 
 
 def _lines(table: Mapping[str, Any], prefix: str) -> list[str]:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+import typer
+from filelock import Timeout
 
 from rootfree_lab import checkpoints, parallel, weights
 from rootfree_lab.config import Config
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.devices import choose_device
+from rootfree_lab.divergence import Diverged
 from rootfree_lab.loggers import loggers
 from rootfree_lab.measures import PARTS, reset_peak
 from rootfree_lab.progress import Watcher
 from rootfree_lab.records import Record, append_record, read_records, versions
 from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
+from rootfree_lab.rollback import go_back, keep_state
 from rootfree_lab.run_lock import alone
-from rootfree_lab.session import Diverged, Session, describe
+from rootfree_lab.session import Session, describe
 from rootfree_lab.stopping import Interrupted, StopSignals
 
 # Steps between looks at the loss: each look waits for the device.
@@ -82,6 +87,8 @@ def train(
         done = ranks.gathered(finished_record(out, config) if looks else None)[0]
         if done is not None:  # by another process
             found: Record = done
+            if ranks.first:
+                _remove(checkpoints.checkpoint_path(out, config))
             return found
         return _train(config, out, resume, stop, watchers, keep, ranks, device)
 
@@ -121,46 +128,86 @@ def _train(
             weights.save(weights.weights_path(out, config), state)
     if ranks.first:
         (keep or partial(append_record, records_path(out)))(record)
-        checkpoints.remove(path)
+        _remove(path)
     return record
+
+
+def _remove(path: Path) -> None:
+    """Remove the checkpoint of a recorded run: that it cannot be removed is no failure of it."""
+    try:
+        checkpoints.remove(path)
+    except OSError as error:
+        typer.echo(f"{str(path)!r} cannot be removed: {error.strerror}", err=True)
+
+
+def sweep(out: Path, config: Config) -> None:
+    """Remove the checkpoint that a recorded run has left: its process was killed at the end."""
+    path = checkpoints.checkpoint_path(out, config)
+    if checkpoints.files(path):
+        with suppress(Timeout), alone(out, config, waits=False):
+            _remove(path)
 
 
 def _run(
     session: Session, path: Path, stop: StopSignals | None, watchers: Sequence[Watcher]
 ) -> Record:
+    session.watch.start()
+    if session.done == 0 and not session.rollbacks:
+        keep_state(session, path)
+    while True:
+        try:
+            _run_to_the_end(session, path, stop, watchers)
+        except Diverged as error:
+            if go_back(session, path, error):
+                continue
+            session.watch.pause()
+            return {**session.record(completed=False), "failure": failure("diverged", error)}
+        session.watch.pause()
+        return session.record(completed=True)
+
+
+def _run_to_the_end(
+    session: Session, path: Path, stop: StopSignals | None, watchers: Sequence[Watcher]
+) -> None:
     config = session.config
     every = config.train.eval_every or len(session.feed)
     saved_at = time.monotonic()
-    session.watch.start()
-    try:
-        while session.done < session.total:
-            session.step()
-            if session.done % CHECK_EVERY == 0:
-                session.check_finite()
+    while session.done < session.total:
+        session.step()
+        if session.done % CHECK_EVERY == 0:
+            session.check_losses()
+        for watcher in watchers:
+            watcher.stepped(session)
+        last = session.done == session.total
+        if last or session.done % every == 0:
+            point = session.add_point()
             for watcher in watchers:
-                watcher.stepped(session)
-            last = session.done == session.total
-            if last or session.done % every == 0:
-                point = session.add_point()
-                for watcher in watchers:
-                    watcher.point(session, point)
-            due = time.monotonic() - saved_at >= 60 * config.output.checkpoint_minutes
-            # A signal, 0 for a checkpoint, or -1. All ranks do what one of them has to.
-            signum = None if stop is None else stop.received
-            now = session.ranks.largest(signum or (0 if due else -1))
-            if not last and now >= 0:
-                with session.watch.paused():
-                    state = session.state()
-                    if session.ranks.first:
-                        checkpoints.save(path, config, state)
-                saved_at = time.monotonic()
-                if now > 0:
-                    raise Interrupted(now, path)
-    except Diverged as error:
-        session.watch.pause()
-        return {**session.record(completed=False), "failure": failure("diverged", error)}
-    session.watch.pause()
-    return session.record(completed=True)
+                watcher.point(session, point)
+            if not last:
+                keep_state(session, path)
+        due = time.monotonic() - saved_at >= 60 * config.output.checkpoint_minutes
+        # A signal, 0 for a checkpoint, or -1. All ranks do what one of them has to.
+        signum = None if stop is None else stop.received
+        now = session.ranks.largest(signum or (0 if due else -1))
+        if not last and now >= 0:
+            with session.watch.paused():
+                state = session.state()
+                if session.ranks.first:
+                    _checkpoint(path, config, state, last=now > 0)
+            saved_at = time.monotonic()
+            if now > 0:
+                raise Interrupted(now, path)
+
+
+def _checkpoint(path: Path, config: Config, state: dict[str, Any], *, last: bool) -> None:
+    """Save a checkpoint. Where it is not the `last`, a full disk does not end weeks of training."""
+    try:
+        checkpoints.save(path, config, state)
+    except OSError as error:
+        if last:
+            raise
+        kept = "the one before is kept; " if path.exists() else ""
+        typer.echo(f"{error}; {kept}training goes on", err=True)
 
 
 def failure(kind: str, error: BaseException) -> dict[str, str]:

@@ -18,7 +18,7 @@ from rootfree_lab.parallel import speaks
 from rootfree_lab.progress import Lines, LiveBar, Watcher, describe_point, plain_lines
 from rootfree_lab.records import Record
 from rootfree_lab.stopping import StopSignals
-from rootfree_lab.training import finished_record, records_path, train
+from rootfree_lab.training import finished_record, records_path, sweep, train
 
 
 def train_command(
@@ -39,6 +39,7 @@ def train_command(
         config = load_config(config_file, assignments, entry)
         recorded = finished_record(out, config)
         if recorded is not None:
+            sweep(out, config)
             say(f"this run is in {records_path(out)} already; another --out trains it again")
             return _ended(say, recorded)
         checkpoint = checkpoint_path(out, config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from rootfree_lab.checkpoints import file_name
 from rootfree_lab.config import Config
 from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.durable import remove_leftovers, replace_file
 
 
 def weights_path(out: Path, config: Config) -> Path:
@@ -21,14 +21,12 @@ def weights_path(out: Path, config: Config) -> Path:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a model's state; the file is the old or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        torch.save(state, beside)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    """Write a model's state; the file is the old or the new one, whole.
+
+    Only the process that has the run's lock may call it.
+    """
+    replace_file(path, lambda file: torch.save(state, file))
+    remove_leftovers(path)
 
 
 def load_(model: nn.Module, path: Path, fresh: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rootfree_lab.durable import replace_text
 from rootfree_lab.report.experiments import settings
 from rootfree_lab.report.records import AXES, METRICS, Run, read
 
@@ -19,8 +20,7 @@ def export(records: Path, target: Path, *, curves: bool) -> tuple[int, list[str]
     """Write the records of a file or a folder; how many rows, and what had to be left out."""
     runs, problems = read(records)
     rows = [row for run in runs for row in (points(run) if curves else [of_run(run)])]
-    with open(target, "w", newline="", encoding="utf-8", errors="replace") as file:
-        file.write(as_csv(rows))
+    replace_text(target, as_csv(rows), errors="replace")
     return len(rows), problems
 
 

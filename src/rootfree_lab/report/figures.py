@@ -6,12 +6,14 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from rootfree_lab.durable import replace_file
 from rootfree_lab.report.palette import GRID, INK, MUTED, PAPER, variables
 
 if TYPE_CHECKING:
@@ -82,9 +84,13 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] | None = None) -> li
     for ending in formats or FORMATS:
         # Not with_suffix: a name may contain a dot.
         file = stem.parent / f"{stem.name}.{ending}"
-        figure.savefig(file, dpi=300, format=ending, metadata=_no_metadata(ending))
+        replace_file(file, partial(_draw, figure, ending))
         files.append(file)
     return files
+
+
+def _draw(figure: Figure, ending: str, file: Any) -> None:
+    figure.savefig(file, dpi=300, format=ending, metadata=_no_metadata(ending))
 
 
 def inline(figure: Figure, *, name: str, description: str) -> Markup:

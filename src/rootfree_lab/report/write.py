@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rootfree_lab.durable import replace_text
 from rootfree_lab.report import bars, curves
 from rootfree_lab.report.experiments import Experiment, arrange
 from rootfree_lab.report.export import as_csv, of_run, points
@@ -129,7 +129,5 @@ def _slugs(experiments: Sequence[Experiment]) -> list[str]:
 
 def _write(file: Path, text: str) -> None:
     """All or nothing: a page that is open in a browser is never half a page."""
-    part = file.with_name(f".{file.name}.part")
     # A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark.
-    part.write_text(text, encoding="utf-8", errors="replace", newline="\n")
-    os.replace(part, file)
+    replace_text(file, text, errors="replace")

@@ -70,6 +70,7 @@ def _search(
         with StopSignals() as stop, Display(console, ledger) as display:
             search(ledger, out=out, jobs=jobs, stop=stop, say=say)
         results.write_records(ledger, out)
+        results.sweep_checkpoints(ledger, out)
         best = results.write_best(ledger, tables, out)
         console.print(summary(ledger))
         for label in ledger.entries:

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rootfree_lab.durable import NotWritten
 from rootfree_lab.records import append_missing
 from rootfree_lab.search.ledger import Claim, Ledger
-from rootfree_lab.search.outcomes import DIED, INTERRUPTED, MEMORY
+from rootfree_lab.search.outcomes import DIED, FULL, INTERRUPTED, MEMORY
 from rootfree_lab.search.storage import patiently
 from rootfree_lab.search.trials import Task, Told, carry_out
 from rootfree_lab.side_by_side import Event, Pool
@@ -96,6 +97,8 @@ class _Loop:
             if event.content.kind == MEMORY:
                 self._pool.retire_idle()  # the one that failed among them
             self._fail(claim, event.content.kind, event.content.message)
+            if event.content.kind == FULL:
+                raise NotWritten(event.content.message)
 
     def _fail(self, claim: Claim, outcome: str, message: str) -> None:
         patiently(partial(self._ledger.fail, claim, outcome, message))
@@ -105,7 +108,8 @@ class _Loop:
             status = next(
                 s for s in self._ledger.statuses(claim.slot.label) if s.slot == claim.slot
             )
-            again = "" if status.ended else "; it will be tried again, alone"
+            more = status.needs_to_be_alone and not status.ended
+            again = "; it will be tried again, alone" if more else ""
             self._say(claim, "failed", message + again)
 
 

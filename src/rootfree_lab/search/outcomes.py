@@ -10,3 +10,5 @@ ERROR = "error"
 MEMORY, DIED = "memory", "died"
 # To be done again.
 ABANDONED, INTERRUPTED, WITHDRAWN = "abandoned", "interrupted", "withdrawn"
+# To be done again, but not now: the folder takes nothing more, which ends the search.
+FULL = "full"

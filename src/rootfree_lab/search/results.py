@@ -12,7 +12,7 @@ from rootfree_lab.search.attempts import Status, best
 from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.spaces import FIXED, Settings, as_table, default_space, with_settings
 from rootfree_lab.toml_writing import write_toml
-from rootfree_lab.training import records_path
+from rootfree_lab.training import records_path, sweep
 
 BEST = "best.toml"
 
@@ -26,6 +26,14 @@ def write_records(ledger: Ledger, out: Path) -> None:
         if status.result is not None and status.result.record is not None
     ]
     append_missing(records_path(out), found)
+
+
+def sweep_checkpoints(ledger: Ledger, out: Path) -> None:
+    """Remove the checkpoints of trials that have a result: their process was killed at the end."""
+    for label, entry in ledger.entries.items():
+        for status in ledger.statuses(label):
+            if status.result is not None:
+                sweep(out, entry.trial(status.slot, status.result.settings))
 
 
 def write_best(ledger: Ledger, tables: Table, out: Path) -> Path | None:

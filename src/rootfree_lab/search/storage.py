@@ -16,6 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from rootfree_lab.appending import append_lines
 from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.durable import NotWritten
 
 _PATIENCE = 60.0  # seconds for which another process may hold the storage
 _DELAYS = (1, 2, 4, 8, 16, 32)  # seconds between attempts
@@ -63,7 +64,7 @@ def in_words(where: str) -> Iterator[None]:
     shown = _without_password(where)
     try:
         yield
-    except (StorageError, ConfigError):
+    except (StorageError, ConfigError, NotWritten):
         raise
     except ImportError as error:
         needs = f"needs {error.name}" if error.name else "needs a package that is not here"

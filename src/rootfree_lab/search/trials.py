@@ -8,10 +8,11 @@ from pathlib import Path
 from rootfree_lab import checkpoints
 from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config
+from rootfree_lab.durable import NotWritten
 from rootfree_lab.measures import is_out_of_memory
 from rootfree_lab.progress import Watcher
 from rootfree_lab.records import Record
-from rootfree_lab.search.outcomes import ERROR, INTERRUPTED, MEMORY, PRUNED
+from rootfree_lab.search.outcomes import ERROR, FULL, INTERRUPTED, MEMORY, PRUNED
 from rootfree_lab.session import Point, Session
 from rootfree_lab.side_by_side import Channel
 from rootfree_lab.stopping import Interrupted, StopSignals
@@ -88,7 +89,9 @@ def carry_out(task: Task, channel: Channel) -> Outcome:
             checkpoints.remove(checkpoints.checkpoint_path(out, config))
         except Interrupted as stopped:
             return Outcome(INTERRUPTED, str(stopped))
-        except (EOFError, OSError):
+        except NotWritten as error:
+            return Outcome(FULL, str(error))
+        except (EOFError, OSError):  # the search is gone
             raise
         except Exception as error:  # whatever it is, the other trials are still wanted
             kind = MEMORY if is_out_of_memory(error) else ERROR

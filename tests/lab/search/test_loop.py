@@ -10,7 +10,7 @@ import torch
 from filelock import Timeout
 from optuna.exceptions import StorageInternalError
 
-from rootfree_lab import measures
+from lab.search.inline_pool import Inline, work_inline
 from rootfree_lab.config_files import load_comparison, read_tables
 from rootfree_lab.config_reading import read_toml
 from rootfree_lab.records import read_records
@@ -19,90 +19,14 @@ from rootfree_lab.search.attempts import best
 from rootfree_lab.search.ledger import Claim, Ledger
 from rootfree_lab.search.settings import Slot, load_entries
 from rootfree_lab.search.storage import open_storage
-from rootfree_lab.side_by_side import Event
 from rootfree_lab.stopping import Interrupted, StopSignals
 from rootfree_lab.training import records_path
-
-
-class Inline:
-    """A pool whose workers work when it is asked for events."""
-
-    died: dict[str, int] = {}
-    retired: list[list[str]] = []
-
-    def __init__(self, work, jobs):
-        self.work, self.jobs, self.items = work, jobs, []
-        self.most = 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    @property
-    def running(self):
-        return self.items
-
-    @property
-    def free(self):
-        return self.jobs - len(self.items)
-
-    def submit(self, item):
-        self.items.append(item)
-
-    def retire_idle(self):
-        self.retired.append([task.config.label for task in self.items])
-
-    def ask_to_stop(self):
-        pass
-
-    def answer(self, item, content):
-        self.answered = content
-
-    def events(self, seconds):
-        if not self.items:
-            return
-        item, beside = self.items[0], len(self.items) - 1
-        name = item.config.label
-        if self.died.get(name, 0):
-            self.died[name] -= 1
-            self.items.pop(0)
-            yield Event("died", item, "its process was ended by SIGKILL")
-            return
-        asked: list = []
-        channel = _Channel(asked, self)
-        channel.beside = beside
-        outcome = self.work(item, channel)
-        self.items.pop(0)
-        yield Event("done", item, outcome)
-
-
-class _Channel:
-    def __init__(self, asked, pool):
-        self.pool = pool
-
-    def ask(self, message):
-        for event in [Event("asked", self.pool.items[0], message)]:
-            Inline.handler(event)
-        return self.pool.answered
 
 
 @pytest.fixture
 def run(tmp_path, config_file, monkeypatch):
     """Search with the pretending pool; the ledger, the folder, and what was said."""
-    monkeypatch.setattr(loop, "Pool", Inline)
-    monkeypatch.setattr(loop, "_OTHERS", 0.0)
-    monkeypatch.setattr(measures, "gc", SimpleNamespace(collect=int))  # slow after many imports
-    monkeypatch.setattr(Inline, "died", {})
-    monkeypatch.setattr(Inline, "retired", [])
-    original = loop._Loop.__init__
-
-    def remember(self, *arguments):
-        original(self, *arguments)
-        Inline.handler = self.handle
-
-    monkeypatch.setattr(loop._Loop, "__init__", remember)
+    work_inline(monkeypatch)
 
     def run(*assignments, jobs=2, stop=None):
         out, said = tmp_path / "out", []

@@ -55,7 +55,7 @@ def test_every_kind_of_field_can_be_set(config_file, assignment, read, value):
         ("train.epochs=0", ["train.epochs", "at least 1", "0"]),
         ("train.steps=3", ["train.epochs", "train.steps", "one of the two"]),
         ("train.loss=cross_entrpy", ["train.loss", "did you mean 'cross_entropy'", "square"]),
-        ("train.seed=-1", ["train.seed", "at least 0", "-1"]),
+        ("train.seed=-1", ["train.seed", "from 0 to", "-1"]),
         ("train.autocast=fp8", ["train.autocast", "bf16"]),
         ("train.square_m=0", ["train.square_m", "positive"]),
         ("train.clip_norm=0", ["train.clip_norm", "positive", "0"]),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from rootfree_lab.config_files import load_config
+from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.config_reading import ConfigError
 from rootfree_lab.devices import choose_device
 from rootfree_lab.records import append_record, read_records
@@ -16,10 +17,12 @@ DEEP = "[" * 5000 + "]" * 5000
     ("line", "message"),
     [
         (f"a = {DEEP}", "nested too deeply"),
-        ("a" + ".a" * 100_000 + " = 1", "more than 1,000 parts"),
-        ("[a" + ".a" * 100_000 + "]", "more than 1,000 parts"),
+        ("a" + ".a" * 100_000 + " = 1", "nested too deeply"),
+        ("[a" + ".a" * 100_000 + "]", "nested too deeply"),
+        ("a = { a" + ".a" * 100_000 + " = 1 }", "nested too deeply"),
+        (f"a = {'9' * 5000}", "not valid TOML"),
     ],
-    ids=["deep", "a long key", "a long table"],
+    ids=["deep", "a long key", "a long table", "a long key inside", "many digits"],
 )
 def test_files(config_file, line, message):
     config_file.write_text(f"{line}\n{config_file.read_text()}")
@@ -27,9 +30,35 @@ def test_files(config_file, line, message):
         load_config(config_file)
 
 
-def test_assignments(config_file):
-    with pytest.raises(ConfigError, match="--set label: its value is nested too deeply"):
-        load_config(config_file, [f"label={DEEP}"])
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        (f"label={DEEP}", "--set label: its value is nested too deeply"),
+        ("label={ a" + ".a" * 40_000 + " = 1 }", "--set label: its value is nested too deeply"),
+        ("optimizer" + ".a" * 40_000 + "=1", "got a name of 40,001 parts"),
+        (f"train.seed={'9' * 5000}", "--set train.seed"),
+        (f"train.seed={2**32}", r"train\.seed must be from 0 to 4294967295, got 4294967296"),
+        (f"train.seed={2**63}", r"train\.seed must be from 0 to 4294967295"),
+    ],
+    ids=["deep", "a long key inside", "a long name", "many digits", "33 bits", "64 bits"],
+)
+def test_assignments(config_file, assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(config_file, [assignment])
+
+
+def test_seeds_of_a_comparison(config_file):
+    with pytest.raises(ValueError, match="seed must be from 0 to 4294967295"):
+        load_comparison(config_file, [f"seeds=[{2**32}]"])
+
+
+def test_seeds_that_torch_takes_for_one_another():
+    """The reason for the limit: of a larger seed, the lower half counts."""
+    drawn = [
+        torch.rand(3, generator=torch.Generator().manual_seed(s)) for s in (1, 2**32 + 1, 2**32 - 1)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
 
 
 def test_a_device_without_numbers():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from lab.stand_in_pool import StandInPool
 from rootfree_lab import commands, many_runs
 from rootfree_lab.config_files import load_comparison
 from rootfree_lab.records import read_records
@@ -30,31 +31,14 @@ def test_side_by_side_gives_what_one_by_one_gives(tmp_path, config_file, compara
     assert found["1"] == found["2"]
 
 
-class Pretending:
+class Pretending(StandInPool):
     """A pool whose workers do what the test says."""
 
     script: dict[str, list] = {}
     submitted: list = []
 
-    def __init__(self, work, jobs):
-        self.jobs, self.items = jobs, []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    @property
-    def running(self):
-        return self.items
-
-    @property
-    def free(self):
-        return self.jobs - len(self.items)
-
     def submit(self, item):
-        self.items.append(item)
+        super().submit(item)
         self.submitted.append((item[0].label, item[2], len(self.items)))
 
     def retire_idle(self):
