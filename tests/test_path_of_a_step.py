@@ -73,7 +73,8 @@ def test_a_step_with_kernels():
     # Triton's interpreter runs as Python what is compiled for the device.
     on_the_host = {name for name in found if not name.startswith("kernels/triton_")}
     assert "kernels/factors.py" in found
-    assert len(on_the_host) <= 12, sorted(on_the_host)
+    # On a GPU one more: kernels/finite.py, where a CPU reads the numbers itself.
+    assert len(on_the_host) <= 12 + (DEVICE == "cuda"), sorted(on_the_host)
 
 
 def test_a_step_with_a_recorder():

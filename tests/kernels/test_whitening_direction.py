@@ -31,7 +31,7 @@ def state_of(shape, *, dtype=FP32):
 def steps_of(shape, count=3, *, norm="spectral", dtype=FP32, twisted=False, beta2=0.5, **kind):
     """Per step: state and direction by kernels and by the rule, from the same state."""
     structures, state = state_of(shape, dtype=dtype)
-    group = {"precond_lr": beta2, "damping": 0.01, "factor_norm": norm}
+    group = {"precond_lr": beta2, "damping": 0.01, "factor_norm": norm, "update_every": 1}
     numbers = torch.tensor([0.0] * 5 + [1.0, beta2, 0.01, 1.0, *[0.0] * 3], device=DEVICE)
     if twisted:  # factors without symmetry
         state["started"].fill_(True)

@@ -46,20 +46,31 @@ def score(record: Record) -> float:
 
 
 def tuned(records: Sequence[Record]) -> Found:
-    """By task and optimizer; of two records of one run the later counts."""
-    latest = {record.key: record for record in records}
+    """By task and optimizer; of two records of one setting and seed the later counts."""
     found: Found = {}
     for task in (task for task in TASKS if task in {r.task for r in records}):
-        mine = [r for r in latest.values() if r.task == task]
-        for name in (name for name in NAMES if name in {r.optimizer for r in mine}):
-            settings: dict[str, list[Record]] = {}
-            for r in mine:
-                if r.optimizer == name:
-                    settings.setdefault(json.dumps([r.options, r.steps]), []).append(r)
-            firsts = [(score(r), key) for key, runs in settings.items() for r in runs if not r.seed]
+        for name in NAMES:
+            mine = [r for r in records if (r.task, r.optimizer) == (task, name)]
+            settings = _settings(mine)
+            firsts = [(score(runs[0]), key) for key, runs in settings.items() if 0 in runs]
             if firsts:
-                best = sorted(settings[min(firsts)[1]], key=lambda r: r.seed)
-                found.setdefault(task, {})[name] = Tuned(name, len(firsts), best)
+                best = settings[min(firsts)[1]]
+                found.setdefault(task, {})[name] = Tuned(
+                    name, len(firsts), [best[seed] for seed in sorted(best)]
+                )
+    return found
+
+
+def _settings(records: Sequence[Record]) -> dict[str, dict[int, Record]]:
+    """Runs of one optimizer by setting and seed.
+
+    Options that some of the records do not have yet came later, and are at their defaults.
+    """
+    common = set.intersection(*({*r.options} for r in records)) if records else set()
+    found: dict[str, dict[int, Record]] = {}
+    for r in records:
+        options = {name: r.options[name] for name in sorted(common)}
+        found.setdefault(json.dumps([options, r.steps]), {})[r.seed] = r
     return found
 
 
