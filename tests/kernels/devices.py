@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from rootfree.kernels.launch import launch  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _cast = interpreter.InterpreterBuilder.cast_impl
+_patch = interpreter._patch_lang
 
 
 def _rounding_cast(self, source, target):
@@ -24,7 +27,20 @@ def _rounding_cast(self, source, target):
     return _cast(self, source, target)
 
 
+def _patch_once(fn):
+    """Triton's interpreter looks at its whole language again at every call of a device function."""
+    languages = [v for v in fn.__globals__.values() if v is tl or v is tl.core]
+    if any(tl.core.is_builtin(language.load) for language in languages):
+        return _patch(fn)
+    return interpreter._LangPatchScope()
+
+
 interpreter.InterpreterBuilder.cast_impl = _rounding_cast
+interpreter._patch_lang = _patch_once
+# As compiled kernels do: sums of integers are not done twice to see whether they overflow.
+interpreter.interpreter_builder.options = replace(
+    interpreter.interpreter_builder.options, sanitize_overflow=False
+)
 EPS = torch.finfo(torch.bfloat16).eps  # spacing of bf16 numbers just above one: 2⁻⁷
 
 
