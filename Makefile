@@ -42,7 +42,7 @@ demo: $(VENV)/.installed-lab
 	$(BIN)/rootfree demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 quick: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not slow"

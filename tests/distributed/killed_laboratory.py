@@ -1,7 +1,6 @@
-"""`rootfree train` whose first rank is killed while it writes a checkpoint; see test_kill.py.
+"""`rootfree train` whose first rank is killed while it writes a checkpoint; see killing.py.
 
-Started by torchrun with the arguments of `rootfree`. At the first start rank 0 dies in the middle
-of writing its second checkpoint.
+At the first start rank 0 dies in the middle of writing its second checkpoint.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import io
 import os
 import runpy
 import signal
+import sys
 from typing import Any
 
 import torch
@@ -32,8 +32,11 @@ def half_written(content: Any, file: Any, **options: Any) -> None:
 
 save, half_written.checkpoints = torch.save, 0
 
-if __name__ == "__main__":
+
+def main(*arguments: str) -> None:
+    """What a rank does at each start, with the arguments of `rootfree`."""
     torch.set_num_threads(1)
+    sys.argv[1:] = arguments
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         torch.save = half_written
     runpy.run_module("rootfree_lab", run_name="__main__")

@@ -1,14 +1,13 @@
-"""A training that survives the death of a rank; started by torchrun in test_kill.py.
+"""A training that survives the death of a rank; started by killing.py.
 
-Argument: the folder of checkpoints. At the first start rank 1 dies in the middle of a step, at the
-second one while it writes its part of a checkpoint.
+At the first start rank 1 dies in the middle of a step, at the second one while it writes its part
+of a checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +64,20 @@ def dying_in_save(descriptor: int) -> None:
 
 to_disk = os.fsync
 
-if __name__ == "__main__":
+
+def main(folder: str) -> None:
+    """What a rank does at each start."""
     torch.set_num_threads(1)
     # By files: after a restart torchrun's store may still have the addresses of the dead.
     start = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    address = (Path(sys.argv[1]) / f"rendezvous-{start}").as_uri()
+    address = (Path(folder) / f"rendezvous-{start}").as_uri()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
     if start == "0":
         PlacedStack.descend_ = dying
     elif start == "1":
         os.fsync = dying_in_save  # DCP calls it for every file that it has written
-    found = trained(Path(sys.argv[1]))
+    found = trained(Path(folder))
     if dist.get_rank() == 0:
-        torch.save(found, Path(sys.argv[1]) / "weights.pt")
+        torch.save(found, Path(folder) / "weights.pt")
     dist.barrier()
-    os._exit(0)

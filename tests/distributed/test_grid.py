@@ -1,4 +1,4 @@
-"""A part of the grid of docs/distributed.md: fifty steps are those of one process."""
+"""A part of the grid of docs/distributed.md: its steps are those of one process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ TURNS = {4: FIRST, 2: SECOND, 1: THIRD}
 
 
 @pytest.mark.parametrize("case", TOLD, ids=lambda case: " ".join(map(str, case)))
-def test_fifty_steps(ranks, case):  # noqa: F811
+def test_the_steps_of_one_process(ranks, case):  # noqa: F811
     found = grid.deviation(case, [rank["grid"][case] for rank in ranks[TURNS[case.world]]])
-    start, end = grid.weights(grid.model_of("fp64")), grid.alone(case.method, "fp64")
+    start = grid.weights(grid.model_of("fp64"))
+    end = grid.alone(case.method, "fp64", case.steps)
     assert min(grid.by_kind(start, end).values()) > 0.02  # it went somewhere
     # In float32 as far as one process is from its own steps in float64.
-    limit = 1e-10 if case.dtype == "fp64" else 4 * grid.round_off(case.method)
+    limit = 1e-10 if case.dtype == "fp64" else 4 * grid.round_off(case.method, case.steps)
     assert max(found.largest.values()) < limit
     assert found.bytes_right
 

@@ -1,4 +1,4 @@
-"""A rank is killed in a step or in a save; torchrun starts all again, and nothing is lost."""
+"""A rank is killed in a step or in a save; torchrun's agent starts all again, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from distributed.killing import RESTARTS
 from distributed.laboratory import UNDISTURBED, saved
 from distributed.program import SECOND, ranks  # noqa: F401  (a fixture)
 from distributed.resuming import EVERY, LAST_OF_RANK_1, STEPS
 from rootfree_lab.config_files import config_from
 from rootfree_lab.records import read_records
-from rootfree_lab.toml_writing import toml
 from rootfree_lab.training import records_path
 from rootfree_lab.weights import weights_path
 
@@ -24,14 +24,13 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 
-def torchrun(restarts: int, *command: str) -> str:
-    """What two ranks said, which torchrun started again so many times."""
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of both runs, whose ranks were killed and started again."""
+    folder = tmp_path_factory.mktemp("killed")
     paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node=2", f"--max-restarts={restarts}", *command),
-        ],
+        [sys.executable, str(HERE / "killing.py"), str(folder)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -39,8 +38,8 @@ def torchrun(restarts: int, *command: str) -> str:
         timeout=600,
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    assert run.stderr.count("exitcode: -9") == restarts
-    return run.stderr
+    assert run.stderr.count("exitcode: -9") == sum(RESTARTS.values())
+    return folder
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -49,19 +48,17 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert torch.equal(found[name], weight), name
 
 
-def test_killed_in_a_step_and_in_a_save(ranks, tmp_path):  # noqa: F811
-    torchrun(2, str(HERE / "resuming.py"), str(tmp_path))
-    assert (tmp_path / "latest").read_text() == str(STEPS // EVERY * EVERY)
+def test_killed_in_a_step_and_in_a_save(ranks, killed):  # noqa: F811
+    folder = killed / "resuming"
+    assert (folder / "latest").read_text() == str(STEPS // EVERY * EVERY)
     assert LAST_OF_RANK_1 % EVERY == 1  # a step after the last checkpoint was lost
-    assert_same(torch.load(tmp_path / "weights.pt"), ranks[SECOND][0]["undisturbed"])
+    assert_same(torch.load(folder / "weights.pt"), ranks[SECOND][0]["undisturbed"])
 
 
-def test_the_laboratory_killed_in_a_save(ranks, tmp_path):  # noqa: F811
-    (tmp_path / "run.toml").write_text(toml(saved()))
-    arguments = ["train", str(tmp_path / "run.toml"), "--resume", "--out", str(tmp_path)]
-    torchrun(1, str(HERE / "killed_laboratory.py"), *arguments)
-    (record,) = read_records(records_path(tmp_path))
+def test_the_laboratory_killed_in_a_save(ranks, killed):  # noqa: F811
+    folder = killed / "laboratory"
+    (record,) = read_records(records_path(folder))
     assert record["completed"]
-    assert not [*tmp_path.glob("checkpoints/*")]  # the half-written one is gone too
+    assert not [*folder.glob("checkpoints/*")]  # the half-written one is gone too
     undisturbed = ranks[SECOND][0]["laboratory"][UNDISTURBED]
-    assert_same(torch.load(weights_path(tmp_path, config_from(saved()))), undisturbed)
+    assert_same(torch.load(weights_path(folder, config_from(saved()))), undisturbed)
