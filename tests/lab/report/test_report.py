@@ -28,10 +28,11 @@ def compared(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def fewer_files(monkeypatch, request) -> None:
-    """Two tests look at all formats; the others save the time."""
+def quick_figures(monkeypatch, request) -> None:
+    """`compared` and one test have all formats, laid out; the others save the time."""
     if request.function is not test_the_same_records_give_the_same_files:
         monkeypatch.setattr(figures, "FORMATS", ("svg",))
+        monkeypatch.setattr(figures, "_settle", lambda figure: figure.set_layout_engine("none"))
 
 
 class Checked(HTMLParser):
