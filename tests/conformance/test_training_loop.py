@@ -206,7 +206,10 @@ def test_step_hooks(row):
     assert calls == ["pre", "post", "post"]
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(r.optimizer for r in ROWS), ids=lambda kind: kind.__name__)
+KINDS = dict.fromkeys(row.optimizer for row in ROWS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_profiler_names(kind):
     row = next(row for row in ROWS if row.optimizer is kind)
     model = network()

@@ -1,4 +1,4 @@
-"""A rank is killed in a step or in a save; torchrun's agent starts all again, and nothing is lost."""
+"""A rank is killed in a step or in a save; torchrun's agent starts all again: nothing is lost."""
 
 from __future__ import annotations
 
