@@ -63,9 +63,15 @@ STRUCTURES = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("_singd_in_float64")
 @pytest.mark.filterwarnings("ignore")  # singd warns where it computes densely
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("sharing", ["expand", "reduce"])
-@pytest.mark.parametrize("alpha", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("structure", "sharing", "alpha"),
+    [
+        *[(structure, "expand", 0.5) for structure in STRUCTURES],
+        ("dense", "reduce", 0.5),
+        ("hierarchical15_15", "reduce", 0.0),
+        ("triltoeplitz", "expand", 0.0),
+    ],
+)
 def test_factors_are_those_of_singd(structure: str, sharing: Any, alpha: float) -> None:
     from singd.optim.optimizer import SINGD
 
