@@ -38,7 +38,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=600,
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    # Of the one that was killed, or of the one that waited for it: the agent names the first it sees.
+    # The agent names the first that it sees: the killed one, or one that waited for it.
     assert run.stderr.count("failed (exitcode: ") == sum(RESTARTS.values())
     return folder
 
