@@ -17,8 +17,8 @@ from rootfree.rules.diagonal import (
     limited,
     preconditioned_heavy_ball_,
 )
+from rootfree.shell.gradients import unchanged_if
 from rootfree.shell.inspection import Factor, diagonal_limit
-from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
 from rootfree.shell.work import Work, portions_of

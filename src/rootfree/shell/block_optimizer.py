@@ -30,9 +30,9 @@ from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.local import is_sharded
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
+from rootfree.shell.gradients import memory_of, unchanged_if
 from rootfree.shell.groups import as_list, named
 from rootfree.shell.inspection import Factor, block_factors, factor_limit
-from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.placing import Placing, brought
@@ -99,7 +99,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
         if self._placed is None or not self._placed.shares:
             return {}
-        memories = [self._memory_of(group) for group in self.param_groups]
+        memories = [memory_of(self, group) for group in self.param_groups]
         counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
         return self._placed.agree(self.param_groups, counts)
 
@@ -167,7 +167,7 @@ class BlockOptimizer(RootFreeOptimizer):
         joint = self._pairs.owner(p) is not p or self._pairs.is_weight(p)
         if joint or p in self._placing.homes or p.numel() == 0:
             return None  # it is not of this gradient alone, or not here
-        stack = Stack([p], self._memory_of(group).buckets, wide=working_dtype(p))
+        stack = Stack([p], memory_of(self, group).buckets, wide=working_dtype(p))
         stack.gather_([cast("Tensor", p.grad)], squares=False)
         for part in stack.parts():
             bucket = part.share.bucket
@@ -282,7 +282,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def refreshes_next(self) -> bool:
         """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
         own = [group for group in self.param_groups if self._of(group) is self]
-        return any(any(self._dues(self._memory_of(group))) for group in own)
+        return any(any(self._dues(memory_of(self, group))) for group in own)
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""

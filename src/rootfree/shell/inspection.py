@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rootfree.placement.local import is_sharded, local
+from rootfree.kernels.halves import joined
+from rootfree.placement.local import is_sharded, local, local_row
 from rootfree.rules.momentum import Tail, cap_rms_, clip_
 from rootfree.shell.diagnostics import Measured, MeasuredFactor
+from rootfree.shell.summary import named_groups
 from rootfree.structures import Dense, Structure, frobenius_norm
 from rootfree.structures.conditions import condition, unit_diagonal
+
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
 
 Group = dict[str, Any]
 Row = Mapping[str, Tensor]
@@ -48,7 +53,19 @@ def diagonal_limit(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).max)
 
 
-def measured(
+def measured_parameters(optimizer: RootFreeOptimizer, *, conditions: bool) -> list[Measured]:
+    """The numbers of all parameters."""
+    found = []
+    for group, names in named_groups(optimizer.param_groups):
+        method = optimizer._of(group)
+        for name, p in zip(names, group["params"], strict=True):
+            row = joined(local_row(optimizer.state[p]))
+            factors, rms = method._factors(p, group, row), method._update_rms(p, group, row)
+            found.append(_measured(name, p, group, row, factors, rms, conditions=conditions))
+    return found
+
+
+def _measured(
     name: Any,
     p: Tensor,
     group: Group,
