@@ -52,7 +52,7 @@ def test_fused_is_true_false_or_none():
 
 def test_the_rules_run_on_the_cpu_unless_asked():
     optimizer = rootfree.RFRMSprop([torch.nn.Parameter(torch.ones(2))], batch_size=1)
-    assert not optimizer._kernels_run(torch.ones(1))
+    assert not plan.kernels_run(torch.ones(1), optimizer._fused)
 
 
 def test_float64_goes_by_the_rules():

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from rootfree.kernels.diagonal import FusedDiagonal
+from rootfree.kernels.plan import kernels_run
 from rootfree.kernels.rounding import widened
 from rootfree.placement.local import is_sharded
 from rootfree.rules.diagonal import (
@@ -115,7 +116,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
             parts_rounded = work.withins is not None and states(work, "rounding")
             if self._curvature is not None or not plain or parts_rounded:
                 return False
-            if not self._kernels_run(work.ps[0]):
+            if not kernels_run(work.ps[0], self._fused):
                 return False
             work.kernel = FusedDiagonal(work.ps)
         self._send_numbers(work)

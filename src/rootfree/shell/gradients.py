@@ -113,6 +113,7 @@ class Watch:
         self._fused = fused
         self.kernel = FiniteLook()
         self._counts: dict[torch.device, Tensor] = {}
+        self._kernels: dict[torch.device, bool] = {}  # whether the kernel runs there
 
     def look(self, work: Sequence[Work], groups: Sequence[dict[str, Any]]) -> bool:
         """Whether to go on: not where the host knows that a gradient is not finite.
@@ -162,12 +163,19 @@ class Watch:
             return torch.tensor(0.0 if all_finite(gs) else 1.0)
         if not gs:
             return torch.zeros((), device=device)
-        if kernels_run(gs[0], self._fused) and {g.dtype for g in gs} <= DTYPES:
+        if {g.dtype for g in gs} <= DTYPES and self._has_kernel(gs[0]):
             return self.kernel(gs)
         norms = list(torch._foreach_norm(gs, math.inf))
         if len({norm.dtype for norm in norms}) > 1:
             norms = [norm.double() for norm in norms]
         return 1 - torch.stack(norms).isfinite().all().float()
+
+    def _has_kernel(self, g: Tensor) -> bool:
+        if torch.compiler.is_compiling():
+            return False
+        if g.device not in self._kernels:
+            self._kernels[g.device] = kernels_run(g, self._fused)
+        return self._kernels[g.device]
 
     def count_on(self, device: torch.device) -> Tensor:
         """How many steps a device left out; there before it is needed, which may be in a graph."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from rootfree.kernels.plan import kernel_devices
@@ -32,7 +33,11 @@ def checked_group(optimizer: RootFreeOptimizer, param_group: dict[str, Any]) -> 
     optimizer._pairs.check_group(group["params"])
     options = [*method.options, *(["companion"] if has_companions else [])]
     check_option_names(param_group, options, method=name)
-    return {**group, **method._checked_options(group)}
+    group |= method._checked_options(group)
+    if optimizer._capturable and not isinstance(group["lr"], Tensor):
+        device = next((p.device for _, p in named(group["params"])), None)
+        group["lr"] = torch.tensor(group["lr"], device=device)
+    return group
 
 
 def as_list(params: Any) -> list[Any]:

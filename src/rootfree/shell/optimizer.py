@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import CurvatureSource
-from rootfree.kernels.plan import kernel_devices, kernels_run
+from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
 from rootfree.rules.momentum import Tail
@@ -152,10 +152,6 @@ class RootFreeOptimizer(Optimizer, ABC):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own options; a bad group changes nothing."""
         group = self._checked_group(param_group)
-        if self._capturable and not isinstance(group["lr"], Tensor):
-            first = next((p for p in group["params"]), None)
-            p = first[1] if isinstance(first, tuple) else first
-            group["lr"] = torch.tensor(group["lr"], device=None if p is None else p.device)
         self._settle(group)
         super().add_param_group(group)
         method = self._of(group)
@@ -216,7 +212,9 @@ class RootFreeOptimizer(Optimizer, ABC):
         if any(self._terms(w.group) is None for w in work):
             raise RuntimeError(batch_size_option.MISSING)
         if self._curvature is not None:
-            asked = ((p, self._terms(w.group)) for w in refreshed for p in w.params)
+            for w in refreshed:
+                w.matrices = w.matrices or self._curvature.matrices_of(w.params)
+            asked = ((*each, self._terms(w.group)) for w in refreshed for each in w.matrices)
             self._curvature.ask(asked, self._blocks_here)
         for w in work:
             if acts:
@@ -246,9 +244,6 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _remember(self, group: Group) -> GroupMemory:
         """Make what is known of a group anew."""
         return remember(self, group)
-
-    def _kernels_run(self, p: Tensor) -> bool:
-        return kernels_run(p, self._fused)
 
     def _tail(self, group: Group) -> Tail:
         """The tail of the heavy-ball methods."""
