@@ -29,16 +29,16 @@ from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.local import is_sharded
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
-from rootfree.shell.block_inspection import description, direction_of, factors_of
 from rootfree.shell.block_layout import lay_out, stacks_of
 from rootfree.shell.gradients import memory_of, unchanged_if
 from rootfree.shell.groups import as_list, named
-from rootfree.shell.inspection import Factor
+from rootfree.shell.inspection import Factor, direction_of, factors_of
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.placing import Placing, brought
 from rootfree.shell.schedules import schedule
 from rootfree.shell.step_counts import count_, first_count, read_clocks, with_clocks
+from rootfree.shell.summary import blocks_of
 from rootfree.shell.work import AnyStack, GroupMemory, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's memory
@@ -139,7 +139,7 @@ class BlockOptimizer(RootFreeOptimizer):
         ]
 
     def _describe(self, p: Tensor, group: Group) -> str:
-        return description(self, p, group)
+        return blocks_of(p, self._cut(p, group), self._pairs)
 
     def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
         return factors_of(self, p, group, row)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from rootfree.layout.joint import JointPairs
 from rootfree.placement.local import local
 
 if TYPE_CHECKING:
@@ -62,3 +63,15 @@ def aligned(rows: Sequence[Sequence[str]], *, texts: int) -> str:
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Their size; of a sharded tensor that of the whole."""
     return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def blocks_of(p: Tensor, cut: Iterable[tuple[Any, ...]], pairs: JointPairs) -> str:
+    """How many blocks `p` has, and of which factors; `cut`: its tiles with their structures."""
+    if pairs.owner(p) is not p:
+        return "with its weight"
+    parts = []
+    for _, tile, structures in cut:
+        factors = " x ".join(f"{s.name} {s.d}" for s in structures)
+        parts.append(f"{tile.blocks} of {factors}" if tile.blocks > 1 else factors)
+    joint = " (with its bias)" if pairs.is_weight(p) else ""
+    return "; ".join(parts) + joint or "none"
