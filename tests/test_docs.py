@@ -82,6 +82,22 @@ def test_messages_in_comments_are_those_that_are_printed(tmp_path, monkeypatch, 
                 assert message.removesuffix(" ...") in printed
 
 
+def test_every_page_is_in_the_navigation_and_the_index():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert re.search(rf"- (?:Home: )?{re.escape(page.name)}$", nav, re.MULTILINE), page.name
+        assert page.name == "index.md" or f"]({page.name})" in index, page.name
+
+
+def test_the_reference_has_every_public_name_once_and_optimizers_first():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    names = re.findall(r"^::: rootfree\.(\w+)$", page, re.MULTILINE)
+    assert sorted(names) == sorted(rootfree.__all__)
+    optimizers = [name for name in names if name.startswith(("RF", "IF"))]
+    assert names[: len(optimizers)] == optimizers
+
+
 def test_readme_names_the_public_optimizers():
     """Every optimizer of the library has a row in the table of methods."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
