@@ -108,6 +108,27 @@ def test_readme_names_the_public_optimizers():
     assert len(readme.splitlines()) < 120
 
 
+def test_figures_of_the_readme_are_those_of_the_measurements():
+    """Each is on a line about its optimizer in the pages that the comparison refers to."""
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Beside others\n\n")[2]
+    header, _, *rows = [
+        [cell.strip(" `*") for cell in line.split("|")[1:-1]]
+        for line in table.partition("\n\n")[0].splitlines()
+    ]
+    pages = [ROOT / "docs" / name for name in ("performance.md", "choosing.md")]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    figures = [
+        (name, cell)
+        for row in rows
+        for name, cell in zip(header[1:], row[1:], strict=True)
+        if re.fullmatch(r"[\d.]+", cell)
+    ]
+    assert len(figures) > 20
+    for name, figure in figures:
+        exactly = re.compile(rf"(?<![\d.]){re.escape(figure)}(?![\d.])")
+        assert any(name in line and exactly.search(line) for line in lines), (name, figure)
+
+
 ARGUMENTS = re.compile(r"Args:\n(.*?)(?:\n\n|\Z)", re.DOTALL)
 DOCUMENTED = {
     name: found[1]

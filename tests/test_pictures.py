@@ -39,3 +39,12 @@ def test_the_squares_of_the_batches_are_the_terms_that_are_counted():
     counted = [int(n) for n in re.findall(r"B = (\d+)", drawn)]
     assert len(counted) == 3
     assert sum(path.count("z") for path in paths) == sum(counted)
+
+
+def test_the_curves_have_the_scores_of_the_page():
+    """The mean scores that the picture shows are those of the tables of docs/choosing.md."""
+    page = (FOLDER.parent / "choosing.md").read_text(encoding="utf-8")
+    shown = re.findall(r">([\d.]+%?) (\w+)</text>", PICTURES["tuned.svg"]())
+    assert len(shown) == 9
+    for score, name in shown:
+        assert re.search(rf"^\| {name} \|.*\| {re.escape(score)} \|", page, re.MULTILINE)

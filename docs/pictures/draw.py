@@ -1,6 +1,7 @@
 """The pictures of the documentation: `python docs/pictures/draw.py` writes them beside itself.
 
-The matrices are the real ones: packed factors of the library's structures, unpacked.
+The matrices are the real ones: packed factors of the library's structures, unpacked. The curves are
+those of the recorded runs in docs/first_try/tuned.jsonl.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 
 import torch
 from torch import Tensor
 
 from rootfree.structures import Structure, make_structure
+from rootfree_lab.bench.first_try.records import read
+from rootfree_lab.bench.first_try.tuned import Tuned, tuned
 
 D = 12  # the axis
 STRUCTURES = (
@@ -118,7 +122,74 @@ def batch_size() -> str:
     return picture(x + 3 * (4 * size + 8) + MARGIN, 156, "What B counts", parts)
 
 
-PICTURES = {"structures.svg": structures, "batch_size.svg": batch_size}
+RECORDS = Path(__file__).parents[1] / "first_try" / "tuned.jsonl"
+COLOURS = {
+    "IFWhitening": "#d55e00",
+    "SOAP": "#009e73",
+    "Muon": "#0072b2",
+    "IFShampoo": "#e69f00",
+    "AdamW": "#1b1f24",
+}
+WIDE, HIGH = 220, 190  # of a panel
+
+
+def mean_curve(runs: Tuned) -> list[tuple[int, float]]:
+    """(step, training loss), the mean over seeds where all have one."""
+    curves = [{step: loss for step, loss in run.curve if loss is not None} for run in runs.best]
+    steps = sorted(set.intersection(*map(set, curves)))
+    return [(step, mean(curve[step] for curve in curves)) for step in steps]
+
+
+def panel(
+    title: str, score: str, found: dict[str, Tuned], x: int, *, least: float, most: float
+) -> list[str]:
+    """Logarithmic training losses between two limits; beside them the scores at the end."""
+    y, bottom = 56, 56 + HIGH
+
+    def height(loss: float) -> float:
+        share = math.log(loss / least) / math.log(most / least)
+        return bottom - HIGH * min(share, 1.0)
+
+    parts = [text(title, x, 22, size=14), text("training loss", x, 42, size=11)]
+    for tick in (0.1, 0.2, 0.5, 1.0, 2.0):
+        if least <= tick <= most:
+            at = round(height(tick))
+            parts.append(f'<path d="M{x} {at}h{WIDE}" stroke="{LINE}"/>')
+            parts.append(text(f"{tick:g}", x - 6, at + 4, size=10, anchor="end"))
+    parts.append(f'<path d="M{x} {y}v{HIGH}h{WIDE}" fill="none" stroke="{INK}"/>')
+    side = x + WIDE + 14
+    parts.append(text(score, side, y + 10, size=11))
+    ranked = sorted(found, key=lambda name: mean(found[name].scores))
+    for place, name in enumerate(ranked):
+        curve, last = mean_curve(found[name]), found[name].best[0].steps
+        points = " ".join(f"{x + WIDE * s / last:.1f},{height(v):.1f}" for s, v in curve)
+        stroke = f'stroke="{COLOURS[name]}" stroke-width="{3 if name == "IFWhitening" else 1.6}"'
+        parts.append(f'<polyline fill="none" {stroke} points="{points}"/>')
+        final = mean(found[name].scores)
+        shown = f"{final:.1%}" if score == "test error" else f"{final:.3f}"
+        row = y + 32 + 18 * place
+        parts.append(f'<path d="M{side} {row - 4}h16" {stroke}/>')
+        parts.append(text(f"{shown} {name}", side + 22, row, size=11))
+    parts.append(text(f"{last:,} steps", x + WIDE, bottom + 16, size=10, anchor="end"))
+    return parts
+
+
+def tuned_runs() -> str:
+    """Two networks, every optimizer at the best setting tried."""
+    found = tuned(read(RECORDS))
+    gpt, vit = MARGIN + 24, MARGIN + 24 + WIDE + 180
+    titles = ("byte transformer", "validation loss"), ("small ViT, CIFAR-10", "test error")
+    parts = panel(*titles[0], found["gpt_sotu"], gpt, least=0.8, most=3.2)
+    parts += panel(*titles[1], found["vit_cifar10"], vit, least=0.08, most=2.4)
+    title = "Training loss of tuned optimizers, mean over seeds"
+    return picture(vit + WIDE + 150, 56 + HIGH + 30, title, parts)
+
+
+PICTURES = {
+    "structures.svg": structures,
+    "batch_size.svg": batch_size,
+    "tuned.svg": tuned_runs,
+}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():
