@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import rootfree
-from rootfree.shell import nonfinite
+from rootfree.shell import gradients
 
 
 def told_alone(rank: int, sharded: Callable[[torch.Tensor], torch.Tensor]) -> list[bool]:
@@ -56,7 +56,7 @@ def main(rank: int, address: str) -> None:
     seen = {}
     for way in ("host", "device"):
         if way == "device":
-            nonfinite.host_reads = lambda device: False
+            gradients.host_reads = lambda device: False
         # The second rank has nothing of the second parameter.
         p, q = nn.Parameter(sharded(torch.ones(3, 4))), nn.Parameter(sharded(torch.ones(1)))
         optimizer = rootfree.RFRMSprop([p, q], batch_size=1)

@@ -20,6 +20,7 @@ from rootfree.kernels.stack import Stack
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.layout.tiles import pieces_of, tiles_of
 from rootfree.rules.momentum import Tail
+from rootfree.shell.gradients import memory_of
 from rootfree.structures import Dense
 
 SHAMPOO: dict[str, Any] = {"lr": 0.05, "precond_lr": 0.2, "momentum": 0.8, "weight_decay": 0.1}
@@ -203,7 +204,7 @@ def check_views(optimizer: Any) -> None:
     step(optimizer)
     seen = set()
     for group in optimizer.param_groups:
-        for bucket in optimizer._memory_of(group).buckets:
+        for bucket in memory_of(optimizer, group).buckets:
             for name, slab in bucket.slabs.items():
                 row = 0
                 for slot in bucket.slots:
@@ -221,7 +222,7 @@ def check_views(optimizer: Any) -> None:
 
 
 def slabs_of(optimizer: Any) -> list[Tensor]:
-    buckets = optimizer._memory_of(optimizer.param_groups[0]).buckets
+    buckets = memory_of(optimizer, optimizer.param_groups[0]).buckets
     return [slab for bucket in buckets for slab in bucket.slabs.values()]
 
 

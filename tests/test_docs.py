@@ -62,12 +62,13 @@ def test_links_between_pages_exist(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_summaries_shown_are_those_printed(tmp_path, monkeypatch, capsys):
-    page = ROOT / "docs" / "quickstart.md"
+@pytest.mark.parametrize(("name", "count"), [("quickstart.md", 2), ("troubleshooting.md", 1)])
+def test_the_summaries_shown_are_those_printed(name, count, tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs" / name
     test_code_of_a_page_runs(page, tmp_path, monkeypatch)
     shown = [text for _, text in blocks(page, "text") if "preconditioner" in text]
     printed = capsys.readouterr().out
-    assert len(shown) == 2
+    assert len(shown) == count
     assert all(text in printed for text in shown)
 
 
@@ -81,6 +82,22 @@ def test_messages_in_comments_are_those_that_are_printed(tmp_path, monkeypatch, 
                 assert message.removesuffix(" ...") in printed
 
 
+def test_every_page_is_in_the_navigation_and_the_index():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert re.search(rf"- (?:Home: )?{re.escape(page.name)}$", nav, re.MULTILINE), page.name
+        assert page.name == "index.md" or f"]({page.name})" in index, page.name
+
+
+def test_the_reference_has_every_public_name_once_and_optimizers_first():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    names = re.findall(r"^::: rootfree\.(\w+)$", page, re.MULTILINE)
+    assert sorted(names) == sorted(rootfree.__all__)
+    optimizers = [name for name in names if name.startswith(("RF", "IF"))]
+    assert names[: len(optimizers)] == optimizers
+
+
 def test_readme_names_the_public_optimizers():
     """Every optimizer of the library has a row in the table of methods."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -89,6 +106,27 @@ def test_readme_names_the_public_optimizers():
     for name in optimizers:
         assert f"| `{name}` |" in readme
     assert len(readme.splitlines()) < 120
+
+
+def test_figures_of_the_readme_are_those_of_the_measurements():
+    """Each is on a line about its optimizer in the pages that the comparison refers to."""
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Beside others\n\n")[2]
+    header, _, *rows = [
+        [cell.strip(" `*") for cell in line.split("|")[1:-1]]
+        for line in table.partition("\n\n")[0].splitlines()
+    ]
+    pages = [ROOT / "docs" / name for name in ("performance.md", "choosing.md")]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    figures = [
+        (name, cell)
+        for row in rows
+        for name, cell in zip(header[1:], row[1:], strict=True)
+        if re.fullmatch(r"[\d.]+", cell)
+    ]
+    assert len(figures) > 20
+    for name, figure in figures:
+        exactly = re.compile(rf"(?<![\d.]){re.escape(figure)}(?![\d.])")
+        assert any(name in line and exactly.search(line) for line in lines), (name, figure)
 
 
 ARGUMENTS = re.compile(r"Args:\n(.*?)(?:\n\n|\Z)", re.DOTALL)

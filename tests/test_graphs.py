@@ -12,6 +12,7 @@ import rootfree
 from conformance.problems import BATCH, batches, identical, loss_of, network, snapshot
 from kernels.devices import DEVICE
 from rootfree.kernels.fused_stack import FusedStack
+from rootfree.shell.gradients import find_work
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -107,7 +108,7 @@ def kind_of(optimizer):
     """What a GraphedStep tells steps apart by, without a GPU."""
     graphed = object.__new__(rootfree.GraphedStep)
     graphed._optimizer = optimizer
-    return graphed._kind(optimizer._work())[0]
+    return graphed._kind(find_work(optimizer))[0]
 
 
 NUMBERS = {
@@ -188,7 +189,7 @@ def test_steps_with_other_tables_are_of_another_kind(make, options):
     tables, and numbers are sent there.
     """
     optimizer = stepped(make, fused=True, **options)
-    before, (work,) = kind_of(optimizer), optimizer._work()
+    before, (work,) = kind_of(optimizer), find_work(optimizer)
     tables = [work.kernel, *[stack for _, stack in work.stacks or []]]
     assert any(isinstance(table, FusedStack) for table in tables) == (work.kernel is None)
     for missing in range(1, 6):
@@ -196,7 +197,7 @@ def test_steps_with_other_tables_are_of_another_kind(make, options):
         stepped(make, optimizer=optimizer, missing=[missing])
     # All but the first missed four steps: they refresh together again.
     stepped(make, optimizer=optimizer)
-    (again,) = optimizer._work()
+    (again,) = find_work(optimizer)
     mine = [again.kernel, *[stack for _, stack in again.stacks or []]]
     assert all(old is not new or old is None for old, new in zip(tables, mine, strict=True))
     assert kind_of(optimizer) != before

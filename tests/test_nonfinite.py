@@ -18,7 +18,7 @@ import rootfree
 from conformance.problems import batches, loss_of, network, snapshot
 from conformance.rows import ROWS
 from rootfree.kernels.stack import Stack
-from rootfree.shell import nonfinite
+from rootfree.shell import gradients
 
 BY_NAME = {row.name: row for row in ROWS}
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -33,7 +33,7 @@ def decides(request, monkeypatch) -> str:
 
 
 def on_device(monkeypatch) -> None:
-    monkeypatch.setattr(nonfinite, "host_reads", lambda device: False)
+    monkeypatch.setattr(gradients, "host_reads", lambda device: False)
 
 
 def backward(model, x, y, *, bad: float | None = None) -> None:
@@ -214,7 +214,7 @@ def test_large_numbers_are_finite(dtype, decides):
     """Sums of their squares are not."""
     largest = torch.finfo(dtype).max
     gs = [torch.full((5, 3), largest, dtype=dtype), torch.zeros(2, dtype=dtype)]
-    flag = nonfinite.Watch("skip", fused=False)._flag
+    flag = gradients.Watch("skip", fused=False)._flag
     assert not flag(gs, torch.device("cpu"))
     gs[1][1] = -math.inf
     assert flag(gs, torch.device("cpu"))

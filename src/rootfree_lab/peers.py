@@ -10,6 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+# Packages whose optimizers keep state beside `state_dict()`: a resumed run would be another one.
+_NOT_RESUMABLE = ("sirfshampoo",)
+
 
 def sirfshampoo() -> Any:
     """The published inverse-free Shampoo, behind a constructor that takes parameters alone."""
@@ -59,3 +62,9 @@ def heavyball(name: str) -> Any:
         # It compiles every update. On a processor that takes minutes before the first step.
         importlib.import_module("heavyball.utils").compile_mode = None  # type: ignore[attr-defined]
     return getattr(module, name)
+
+
+def not_resumable(optimizers: Iterable[Optimizer]) -> str | None:
+    """The name of an optimizer that cannot be restored from its state_dict, if there is one."""
+    kinds = map(type, optimizers)
+    return next((k.__name__ for k in kinds if k.__module__.split(".")[0] in _NOT_RESUMABLE), None)

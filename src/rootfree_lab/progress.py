@@ -96,7 +96,7 @@ class Lines(Watcher):
 
     def stepped(self, session: Session) -> None:
         if self._due() and session.done < session.total:
-            self._line(session, f"loss {session.train_loss():.4f}", self._test)
+            self._line(session, f"loss {session.running.mean_loss():.4f}", self._test)
 
     def point(self, session: Session, point: Point) -> None:
         self._test = f"test {_test_figure(point)}"
@@ -148,8 +148,8 @@ class Bar(Watcher):
         if time.perf_counter() - self._looked < A_MOMENT:
             return
         speed, _ = self._speed.of(session)
-        accuracy = session.train_accuracy()
-        figures = [f"loss {session.train_loss():.4f}"] if session.running.steps else []
+        accuracy = session.running.accuracy()
+        figures = [f"loss {session.running.mean_loss():.4f}"] if session.running.steps else []
         figures += [] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]
         figures += [f"{speed:,.0f} {unit(session.kind)}/s", self._test]
         self._progress.update(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from rootfree_lab import data, models, own_code, weights
+from rootfree_lab import data, models, own_code, peers, weights
 from rootfree_lab import optimizers as optimizer_registry
 from rootfree_lab.checkpoints import CheckpointError
 from rootfree_lab.config import Config, DataConfig
@@ -29,39 +29,12 @@ from rootfree_lab.parallel import Ranks
 from rootfree_lab.passes import GraphedPasses, Passes
 from rootfree_lab.records import Record, versions
 from rootfree_lab.reproducibility import random_state, seed_everything, set_random_state
+from rootfree_lab.running import Running
 
 Point = dict[str, float | int | None]
 
-# Packages whose optimizers keep state beside `state_dict()`: a resumed run would be another one.
-_NOT_RESUMABLE = ("sirfshampoo",)
 # The distance of the seeds of the ranks.
 _APART = 1_000_003
-
-
-@dataclass
-class Running:
-    """Sums since the last point of the curve; on the device, so that no step waits for them."""
-
-    loss: Tensor
-    correct: Tensor
-    terms: int = 0
-    steps: int = 0
-
-    @classmethod
-    def zero(cls, device: torch.device) -> Running:
-        return cls(
-            torch.zeros((), dtype=torch.float64, device=device),
-            torch.zeros((), dtype=torch.int64, device=device),
-        )
-
-    def of_all(self, ranks: Ranks) -> Running:
-        """The mean loss of all ranks, and their sums of the rest; all of them must ask."""
-        if ranks.alone:
-            return self
-        loss, correct = self.loss / ranks.world, self.correct.clone()
-        count = torch.tensor(self.terms, device=loss.device)
-        ranks.add_up_(loss, correct, count)
-        return Running(loss, correct, int(count), self.steps)
 
 
 @lru_cache(maxsize=1)  # a comparison trains on one data set many times
@@ -133,10 +106,11 @@ class Session:
             batch_size=self.terms,
             **plain_options(config.optimizer.options),
         )
-        if train.rollback and (name := self._state_outside()) is not None:
+        self._outside = peers.not_resumable(self.optimizers)
+        if train.rollback and self._outside is not None:
             raise ConfigError(
-                f"train.rollback must be 0 for {name}, got {train.rollback}: it keeps state "
-                "outside its state_dict"
+                f"train.rollback must be 0 for {self._outside}, got {train.rollback}: it keeps "
+                "state outside its state_dict"
             )
         self._base = base_rates(self.optimizers)
         self.total = train.steps or (train.epochs or 0) * len(self.feed)
@@ -178,13 +152,9 @@ class Session:
         self.done += 1
 
     def _count(self, outputs: Tensor, loss: Tensor, batch: Batch) -> None:
-        self.running.loss += loss
-        self.running.steps += 1
+        self.running.count(loss, outputs, batch.target if self.classifies else None)
         if self.config.train.rollback:
             self.losses.count(loss)
-        if self.classifies:
-            self.running.correct += count_correct(outputs, batch.target)
-            self.running.terms += terms(batch.target)
 
     def _update(self) -> None:
         try:
@@ -234,16 +204,6 @@ class Session:
             raise Diverged(f"the training loss is not finite by step {self.done}")
         self.losses.look(self.done)
 
-    def train_loss(self) -> float:
-        """Mean since the last point."""
-        return self.running.loss.item() / max(self.running.steps, 1)
-
-    def train_accuracy(self) -> float | None:
-        """Fraction right since the last point, while training."""
-        if not self.running.terms:
-            return None
-        return self.running.correct.item() / self.running.terms
-
     # -- measuring ---------------------------------------------------------------------------
 
     def add_point(self) -> Point:
@@ -255,7 +215,7 @@ class Session:
             "step": self.done,
             "epoch": self.done / len(self.feed),
             "seconds": self.watch.totals["total"],
-            "train_loss": self.train_loss(),
+            "train_loss": self.running.mean_loss(),
             "lr": float(self.optimizers[0].param_groups[0]["lr"]),
         }
         with self.watch.paused(count_as="evaluation"):
@@ -308,7 +268,6 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         """Everything that a continuation needs to be bit-identical; all ranks must ask."""
-        running = self.running.of_all(self.ranks)
         return {
             "step": self.done,
             "model": self.ranks.model_state(self.model),
@@ -316,44 +275,24 @@ class Session:
             "random": random_state(),
             "random_of_ranks": self.ranks.gathered(random_state()),
             "data": self.feed.position(),
-            "running": {
-                "loss": running.loss,
-                "correct": running.correct,
-                "counts": [running.terms, running.steps],
-            },
+            "running": self.running.of_all(self.ranks).state(),
             "curve": self.curve,
             "seconds": self.watch.totals,
             "rollback": [self.losses.state(), self.kept, self.rollbacks],
         }
 
-    def _state_outside(self) -> str | None:
-        """The optimizer that cannot be restored, if there is one."""
-        names = [
-            type(optimizer).__name__
-            for optimizer in self.optimizers
-            if type(optimizer).__module__.split(".")[0] in _NOT_RESUMABLE
-        ]
-        return names[0] if names else None
-
     def restore(self, state: dict[str, Any]) -> None:
         """Go to the step at which `state` was taken."""
-        kept_outside = self._state_outside()
-        if kept_outside is not None:
+        if self._outside is not None:
             raise CheckpointError(
-                f"{kept_outside} keeps state outside its state_dict: a resumed run would not be "
+                f"{self._outside} keeps state outside its state_dict: a resumed run would not be "
                 "the same; start it again without --resume"
             )
         self.ranks.load_model(self.model, state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             self.ranks.load_optimizer(optimizer, saved)
         self.feed.seek(state["data"])
-        sums = state["running"]
-        self.running = Running(
-            sums["loss"].to(self.device), sums["correct"].to(self.device), *sums["counts"]
-        )
-        if not self.ranks.first:  # what is counted together is counted once
-            self.running.correct.zero_()
-            self.running.terms = 0
+        self.running = Running.restored(state["running"], self.device, self.ranks)
         self.curve = state["curve"]
         self.watch.totals = state["seconds"]
         self.done = state["step"]

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance.problems import batches, loss_of, network, snapshot
 from rootfree.rules import diagonal
-from rootfree.shell import nonfinite
+from rootfree.shell import gradients
 
 # Operators that bring a value of a tensor, or a size that depends on one, to the host.
 SYNCHRONISING = {
@@ -52,7 +52,7 @@ def test_the_counter_counts():
 @pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)], ids=["number", "tensor"])
 def test_no_host_synchronisation_in_step(row, lr, monkeypatch):
     """As on a GPU: on a CPU the host reads flags, which waits for nothing."""
-    monkeypatch.setattr(nonfinite, "host_reads", lambda device: False)
+    monkeypatch.setattr(gradients, "host_reads", lambda device: False)
     monkeypatch.setattr(diagonal, "_all_below", lambda gs, *, gain: False)
     model = network()
     optimizer = row.make(model.parameters(), lr=lr, weight_decay=1e-3)

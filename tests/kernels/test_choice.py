@@ -14,6 +14,7 @@ from kernels.devices import DEVICE, normal
 from rootfree.kernels import plan
 from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.stack import Stack
+from rootfree.shell.gradients import find_work, memory_of
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 
@@ -51,7 +52,7 @@ def test_fused_is_true_false_or_none():
 
 def test_the_rules_run_on_the_cpu_unless_asked():
     optimizer = rootfree.RFRMSprop([torch.nn.Parameter(torch.ones(2))], batch_size=1)
-    assert not optimizer._kernels_run(torch.ones(1))
+    assert not plan.kernels_run(torch.ones(1), optimizer._fused)
 
 
 def test_float64_goes_by_the_rules():
@@ -68,7 +69,7 @@ def test_every_optimizer_has_kernels_of_its_own(method):
         p.grad = torch.ones_like(p)
         optimizer = method([p], batch_size=1, fused=True)
         optimizer.step()
-        (work,) = optimizer._work()
+        (work,) = find_work(optimizer)
         found.append(work.kernel or work.stacks[0][1])
     assert found[0] is not found[1]
 
@@ -123,7 +124,7 @@ def plans(shapes, *, method=rootfree.IFShampoo, dtype=FP32, fused=True, **option
     if method in (rootfree.IFShampoo, rootfree.IFFullAdagrad):
         options = {"matmul_dtype": BF16, **options}
     optimizer = method(ps, batch_size=8, block_size=16, fused=fused, **options)
-    memory = optimizer._memory_of(optimizer.param_groups[0])
+    memory = memory_of(optimizer, optimizer.param_groups[0])
     found = {slot.p: bucket.plan for bucket in memory.buckets for slot in bucket.slots}
     return [found[p] for p in ps]
 
@@ -207,7 +208,7 @@ def test_a_group_of_several_kinds_has_a_stack_for_each(fused):
     for p in ps:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    stacks = [stack for work in optimizer._work() for _, stack in work.stacks]
+    stacks = [stack for work in find_work(optimizer) for _, stack in work.stacks]
     kinds = [FusedStack, FusedStack, Stack] if fused else [Stack, Stack]
     assert [type(stack) for stack in stacks] == kinds
 

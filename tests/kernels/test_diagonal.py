@@ -20,6 +20,7 @@ from rootfree.rules.diagonal import (
     preconditioned_heavy_ball_,
 )
 from rootfree.rules.momentum import Tail, decay_
+from rootfree.shell.gradients import find_work
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 SHAPES = [(), (1,), (7,), (CHUNK - 1,), (CHUNK + 3,), (3, 5, 2, 2)]
@@ -277,7 +278,7 @@ def test_parameters_that_the_kernel_does_not_know_go_by_the_rule(what):
         for p in ps:
             p.grad = torch.ones_like(p)
         optimizer.step()
-        kernels = [w.kernel for w in optimizer._work()]
+        kernels = [w.kernel for w in find_work(optimizer)]
         assert [kernel is not None for kernel in kernels] == [asked, False]
         results.append(odd.detach().as_subclass(Tensor))
     assert torch.equal(*results)

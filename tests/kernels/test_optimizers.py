@@ -14,7 +14,9 @@ from kernels.devices import DEVICE
 from rootfree import DiagonalCurvature, KroneckerCurvature, SumOfOuterProducts
 from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.halves import joined
+from rootfree.kernels.plan import kernels_run
 from rootfree.kernels.stack import Stack
+from rootfree.shell.gradients import find_work
 
 pytestmark = pytest.mark.slow
 
@@ -126,16 +128,16 @@ ROWS = {
 
 
 def stacks(optimizer) -> list:
-    return [stack for work in optimizer._work() for _, stack in work.stacks or []]
+    return [stack for work in find_work(optimizer) for _, stack in work.stacks or []]
 
 
 def assert_paths(models, optimizers) -> None:
     """Kernels in the first, rules in the second."""
-    assert optimizers[0]._kernels_run(next(models[0].parameters()))
-    assert not optimizers[1]._kernels_run(next(models[1].parameters()))
+    assert kernels_run(next(models[0].parameters()), optimizers[0]._fused)
+    assert not kernels_run(next(models[1].parameters()), optimizers[1]._fused)
     if isinstance(optimizers[0], rootfree.RFRMSprop | rootfree.RFAdagrad):
-        assert all(work.kernel.fits for work in optimizers[0]._work())
-        assert all(work.kernel is None for work in optimizers[1]._work())
+        assert all(work.kernel.fits for work in find_work(optimizers[0]))
+        assert all(work.kernel is None for work in find_work(optimizers[1]))
         return
     for optimizer, kind in zip(optimizers, (FusedStack, Stack), strict=True):
         assert stacks(optimizer)

@@ -40,24 +40,29 @@ class CurvatureSource:
             self._curvature.check(params)
 
     @_disable_dynamo
+    def matrices_of(self, params: Iterable[Tensor]) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """The owners of these parameters, and the shapes that their curvature is of."""
+        owners = dict.fromkeys(map(self.pairs.owner, params))
+        return [(p, self.pairs.shape_of(p)) for p in owners]
+
+    @_disable_dynamo
     def ask(
         self,
-        params: Iterable[tuple[Tensor, int]],
+        matrices: Iterable[tuple[Tensor, tuple[int, ...], int]],
         blocks_here: Callable[[Tensor], Sequence[Tile] | None],
     ) -> None:
-        """Get H of parameters with their B, and look at its form before anything changes.
+        """Get H of matrices with their B, and look at its form before anything changes.
 
         `blocks_here`: where ranks share the blocks of a parameter, those that are owned here.
         """
         self._answers, self._cuts = {}, {}
         answers: dict[Tensor, ParameterCurvature | None] = {}
-        for p, B in params:
-            p = self.pairs.owner(p)
+        for p, shape, B in matrices:
             if p not in answers:
                 H = self._curvature.of(p, batch_size=B)
                 # V may be gathered from all ranks: now, as later only owners ask for it.
                 V = H.V if isinstance(H, SumOfOuterProducts) else None
-                _check_form(H, p, self.pairs.shape_of(p))
+                _check_form(H, p, shape)
                 answers[p] = H
                 if V is not None:
                     self._cuts |= {(p, tile): cut_out(tile, V) for tile in blocks_here(p) or ()}

@@ -1,9 +1,10 @@
 """Dense inverse-free factors on a GPU: matrix products by the vendor's library, the rest fused.
 
 The equations are those of rules/if_shampoo.py with the gradient outer product as curvature; the
-kernels are in triton_factors.py and triton_products.py. Products are in bf16, sums in fp32, and so
-are the factors: in halves (halves.py), of which products take the upper one. Hyper-parameters are
-read from a table on the device (tables.py), so that recorded launches follow them.
+kernels are in triton_factors.py, triton_vectors.py and triton_products.py. Products are in bf16,
+sums in fp32, and so are the factors: in halves (halves.py), of which products take the upper one.
+Hyper-parameters are read from a table on the device (tables.py), so that recorded launches follow
+them.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _vectors_(
 ) -> None:
     k = state["factor0"]
     launch(
-        triton_kernels().factors.vector_kernel, len(G),
+        triton_kernels().vectors.vector_kernel, len(G),
         G, k, state.get("started", k), state.get("rounding", k), numbers, G.shape[1],
         site=(*site_of(G, state, None, norm), refresh),
         REFRESH=refresh, START="started" in state, NORM=norm or "none", BLOCK=1024, num_warps=4,

@@ -11,6 +11,7 @@ from rootfree.kernels import triton_diagonal as diagonal
 from rootfree.kernels import triton_factors as factors
 from rootfree.kernels import triton_finite as finite
 from rootfree.kernels import triton_products as products
+from rootfree.kernels import triton_vectors as vectors
 
 _DTYPES = {
     torch.float32: tl.float32,
@@ -19,7 +20,7 @@ _DTYPES = {
     torch.float64: tl.float64,  # of state: what is computed is computed in fp32
 }
 
-__all__ = ["blocks", "diagonal", "dtype", "factors", "finite", "products"]
+__all__ = ["blocks", "diagonal", "dtype", "factors", "finite", "products", "vectors"]
 
 
 def dtype(tensor: Tensor) -> tl.dtype:

@@ -61,7 +61,7 @@ def _vectors_(
 ) -> None:
     c = state["factor0"]
     launch(
-        triton_kernels().factors.whiten_vector_kernel, len(G),
+        triton_kernels().vectors.whiten_vector_kernel, len(G),
         G, c, state["started"], state["mean_square"], state.get("rounding", c), numbers, G.shape[1],
         site=(*site_of(G, state, None, norm), refresh),
         REFRESH=refresh, NORM=norm or "none", BLOCK=1024, num_warps=4,

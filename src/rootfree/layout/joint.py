@@ -55,6 +55,15 @@ class JointPairs:
                     f"{kinds[0]} and {kinds[1]}"
                 )
 
+    def check_apart(self, params: Iterable[Tensor]) -> None:
+        """Refuse weights of joint pairs, where ranks share blocks."""
+        if any(map(self.is_weight, params)):
+            raise ValueError(
+                "curvature must not treat a weight and its bias as one matrix where ranks share "
+                "blocks (placement, or sharded parameters); KFACRecorder(..., joint=False) takes "
+                "them apart"
+            )
+
     def owner(self, p: Tensor) -> Tensor:
         """The parameter that has the preconditioner of `p`: itself, or the weight of a bias."""
         return self._weight_of.get(p, p)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from rootfree.kernels.diagonal import FusedDiagonal
+from rootfree.kernels.plan import kernels_run
 from rootfree.kernels.rounding import widened
 from rootfree.placement.local import is_sharded
 from rootfree.rules.diagonal import (
@@ -17,8 +18,8 @@ from rootfree.rules.diagonal import (
     limited,
     preconditioned_heavy_ball_,
 )
+from rootfree.shell.gradients import unchanged_if
 from rootfree.shell.inspection import Factor, diagonal_limit
-from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
 from rootfree.shell.work import Work, portions_of
@@ -115,7 +116,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
             parts_rounded = work.withins is not None and states(work, "rounding")
             if self._curvature is not None or not plain or parts_rounded:
                 return False
-            if not self._kernels_run(work.ps[0]):
+            if not kernels_run(work.ps[0], self._fused):
                 return False
             work.kernel = FusedDiagonal(work.ps)
         self._send_numbers(work)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from rootfree.placement.data_parallel import DataParallelSum, Multiple, Total
+from rootfree.shell.batch_size_option import check_is_used
 from rootfree.shell.checks import natural_number, positive_integer
 from rootfree.shell.loss_terms import (
     Count,
@@ -74,7 +75,7 @@ def track_batch_size(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     optimizer = unwrapped(optimizer)
-    optimizer._check_batch_size_is_used()
+    check_is_used(optimizer)
     if optimizer._batch_counter is not None:
         raise ValueError("the batch size of this optimizer is tracked already; remove() it first")
     total: Total

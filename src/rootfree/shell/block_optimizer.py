@@ -21,23 +21,24 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.graphs import Recorder, Recordings, side_by_side
-from rootfree.kernels.halves import in_halves, joined
-from rootfree.kernels.plan import Plan, State, Structures, make_plan
+from rootfree.kernels.halves import joined
+from rootfree.kernels.plan import State, Structures
 from rootfree.kernels.stack import Part, Stack, portions
-from rootfree.layout.buckets import Bucket, Slot
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.local import is_sharded
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
+from rootfree.shell.block_layout import lay_out, stacks_of
+from rootfree.shell.gradients import memory_of, unchanged_if
 from rootfree.shell.groups import as_list, named
-from rootfree.shell.inspection import Factor, block_factors, factor_limit
-from rootfree.shell.nonfinite import unchanged_if
+from rootfree.shell.inspection import Factor, direction_of, factors_of
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, working_dtype
 from rootfree.shell.placing import Placing, brought
 from rootfree.shell.schedules import schedule
-from rootfree.shell.step_counts import count_, first_count, lay_out_counts, read_clocks, with_clocks
+from rootfree.shell.step_counts import count_, first_count, read_clocks, with_clocks
+from rootfree.shell.summary import blocks_of
 from rootfree.shell.work import AnyStack, GroupMemory, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's memory
@@ -69,8 +70,7 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
-        state = with_clocks(self._memories.values(), kept["state"])
-        kept["state"] = defaultdict(dict, state)
+        kept["state"] = defaultdict(dict, with_clocks(self._memories.values(), kept["state"]))
         return {**kept, "_placement": self._placement}
 
     @property
@@ -82,12 +82,8 @@ class BlockOptimizer(RootFreeOptimizer):
         if self._of(group) is self:
             params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
             shared = self._placement is not None or any(map(is_sharded, params))
-            if shared and any(map(self._pairs.is_weight, params)):
-                raise ValueError(
-                    "curvature must not treat a weight and its bias as one matrix where ranks "
-                    "share blocks (placement, or sharded parameters); KFACRecorder(..., "
-                    "joint=False) takes them apart"
-                )
+            if shared:
+                self._pairs.check_apart(params)
             self._placing.settle(
                 params, group, lambda p: [each[1:] for each in self._cut(p, group)]
             )
@@ -99,7 +95,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
         if self._placed is None or not self._placed.shares:
             return {}
-        memories = [self._memory_of(group) for group in self.param_groups]
+        memories = [memory_of(self, group) for group in self.param_groups]
         counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
         return self._placed.agree(self.param_groups, counts)
 
@@ -143,58 +139,29 @@ class BlockOptimizer(RootFreeOptimizer):
         ]
 
     def _describe(self, p: Tensor, group: Group) -> str:
-        if self._pairs.owner(p) is not p:
-            return "with its weight"
-        parts = []
-        for _, tile, structures in self._cut(p, group):
-            factors = " x ".join(f"{s.name} {s.d}" for s in structures)
-            parts.append(f"{tile.blocks} of {factors}" if tile.blocks > 1 else factors)
-        joint = " (with its bias)" if self._pairs.is_weight(p) else ""
-        return "; ".join(parts) + joint or "none"
+        return blocks_of(p, self._cut(p, group), self._pairs)
 
     def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
-        found = []
-        for prefix, _, structures in self._placing.cut_here(p, self._cut(p, group)):
-            names = (prefix + "factor", prefix + "inverse")
-            kept = next(t.dtype for key, t in row.items() if key.startswith(names))
-            half = group.get("matmul_dtype") == torch.float16
-            products = torch.float16 if half else self._products(p, structures, group)
-            limit = factor_limit(kept, products, beta2=self._rate(group))
-            found += block_factors(row, prefix, structures, limit)
-        return found
+        return factors_of(self, p, group, row)
 
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
-        joint = self._pairs.owner(p) is not p or self._pairs.is_weight(p)
-        if joint or p in self._placing.homes or p.numel() == 0:
-            return None  # it is not of this gradient alone, or not here
-        stack = Stack([p], self._memory_of(group).buckets, wide=working_dtype(p))
-        stack.gather_([cast("Tensor", p.grad)], squares=False)
-        for part in stack.parts():
-            bucket = part.share.bucket
-            state = joined(part.state)
-            U = bucket.plan.direction(group, bucket.structures, state, part.G, None)
-            part.G.copy_(U)
-            stack.keep_(part, refresh=False)
-        return stack.directions[0]
+        return direction_of(self, p, group)
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
         if isinstance(param_group, dict):
             param_group = {**param_group, "params": as_list(param_group["params"])}
         try:
-            return self._checked_blocks(param_group)
+            group = super()._checked_group(param_group)
+            for what, p in named(group["params"]):
+                try:  # an impossible structure or block size is found before anything is changed
+                    if self._of(group) is self:
+                        self._cut(p, group)
+                except ValueError as error:
+                    raise ValueError(f"{what}: {error}") from error
         except (TypeError, ValueError) as error:
             if isinstance(param_group, dict):
                 self._placing.refuse(param_group["params"], error)
             raise
-
-    def _checked_blocks(self, param_group: dict[str, Any]) -> Group:
-        group = super()._checked_group(param_group)
-        for what, p in named(group["params"]):
-            try:  # an impossible structure or block size is found before anything is changed
-                if self._of(group) is self:
-                    self._cut(p, group)
-            except ValueError as error:
-                raise ValueError(f"{what}: {error}") from error
         return group
 
     @_disable_dynamo
@@ -229,40 +196,7 @@ class BlockOptimizer(RootFreeOptimizer):
         return (*flags, *[group.get(name) for name in _FORM])
 
     def _lay_out(self, memory: GroupMemory) -> None:
-        """Stack the state into slabs, in the form that their plans want; state[p] has views."""
-        found: dict[Any, Bucket[Plan]] = {}
-        for p in memory.params:
-            for prefix, tile, structures in self._placing.cut_here(p, self._cut(p, memory.group)):
-                key = (p.device, p.dtype, tile.sizes, structures)
-                if key not in found:
-                    found[key] = Bucket(structures, self._plan(p, structures, memory.group))
-                found[key].slots.append(Slot(p, tile, prefix, self._pairs.pieces_of(p, tile)))
-        memory.buckets = list(found.values())
-        for bucket in memory.buckets:
-            rows = []
-            for slot in bucket.slots:
-                state = self.state[slot.p]
-                keys = [key for key in state if key.startswith(slot.prefix)]
-                mine = {key.removeprefix(slot.prefix): state.pop(key) for key in keys}
-                rows.append(in_halves(mine) if bucket.plan.halves else mine)
-            bucket.adopt(rows)
-            for slot, views in zip(bucket.slots, bucket.views(), strict=True):
-                self.state[slot.p].update({slot.prefix + name: t for name, t in views.items()})
-        where = {p: i for i, p in enumerate(memory.params)}
-        owners = {i: where[self._pairs.owner(p)] for p, i in where.items()}
-        memory.owners = {i: owner for i, owner in owners.items() if i != owner}
-        lay_out_counts(memory)
-
-    def _plan(self, p: Tensor, structures: Structures, group: Group) -> Plan:
-        return make_plan(
-            p,
-            structures,
-            group,
-            fused=self._kernels_run(p),
-            dtype=self._products(p, structures, group),
-            direction=self._direction,
-            kernel=self._kernel if self._curvature is None else None,
-        )
+        lay_out(self, memory)
 
     def _dues(self, memory: GroupMemory) -> list[bool]:
         """Whether each parameter's count of its own steps says that it is time."""
@@ -282,7 +216,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def refreshes_next(self) -> bool:
         """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
         own = [group for group in self.param_groups if self._of(group) is self]
-        return any(any(self._dues(self._memory_of(group))) for group in own)
+        return any(any(self._dues(memory_of(self, group))) for group in own)
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
@@ -319,7 +253,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _update(self, work: Work) -> None:
         tail = self._tail(work.group)
         if work.stacks is None:
-            work.stacks = self._stacks(work)
+            work.stacks = stacks_of(self, work)
         self._send_numbers(work)
         for where, stack in work.stacks:
             gs = [work.gs[i] for i in where]
@@ -376,28 +310,6 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
         return self._placing.blocks_here(p)
-
-    def _stacks(self, work: Work) -> list[tuple[list[int], AnyStack]]:
-        """Stacks for the work's parameters; those with kernels have one dtype each."""
-        ps = [work.group["params"][i] for i in work.where] if work.meshes else work.ps
-        present = set(ps)
-        if stack := self._placing.stack(work, self._memories[id(work.group)], self._products):
-            return [([*range(len(ps))], stack)]
-        alike: dict[Any, list[Bucket[Plan]]] = {}
-        for bucket in self._memories[id(work.group)].buckets:
-            if any(piece.p in present for slot in bucket.slots for piece in slot.pieces):
-                plan = bucket.plan
-                alike.setdefault(plan.dtype if plan.fused else None, []).append(bucket)
-        stacks: list[tuple[list[int], AnyStack]] = []
-        for buckets in alike.values():
-            members = {q.p for bucket in buckets for slot in bucket.slots for q in slot.pieces}
-            where = [i for i, p in enumerate(ps) if p in members]
-            mine = [ps[i] for i in where]
-            if buckets[0].plan.fused:
-                stacks.append((where, FusedStack(mine, buckets, self._replays(mine[0]))))
-            else:
-                stacks.append((where, Stack(mine, buckets, wide=working_dtype(mine[0]))))
-        return stacks
 
     def _whole_bytes(self, p: Tensor) -> int:
         home = self._placing.homes.get(p)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.halves import joined, write_
+from rootfree.placement.canonical import placed_like
+from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint_matching import (
     StateMismatchError,
     foreign_entries,
@@ -25,7 +27,7 @@ from rootfree.shell.step_counts import CLOCK
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
-__all__ = ["StateMismatchError", "bring_state", "load_checkpoint"]
+__all__ = ["StateMismatchError", "bring_state", "load_checkpoint", "placed_like_state"]
 
 #: entries of the state, beside those of blocks, that go when the options need them no more
 _OURS = ("momentum", "exp_avg", "exp_avg_sq")
@@ -86,6 +88,24 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
         group.update(new)
         if isinstance(lr, Tensor):  # captured graphs and schedulers hold this very tensor
             group["lr"] = lr.copy_(torch.as_tensor(group["lr"]).reshape(lr.shape))
+
+
+def placed_like_state(
+    optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """A checkpoint with its tensors placed like the state, where parameters are sharded."""
+    method = type(optimizer).__name__
+    matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
+    placed = {}
+    for group, _, rows in matched:
+        for p, row in zip(group["params"], rows, strict=True):
+            if row is not None and (is_sharded(p) or any(map(is_sharded, row.values()))):
+                mine = optimizer.state.get(p) or {}
+                placed[id(row)] = {k: placed_like(mine.get(k, t), t) for k, t in row.items()}
+    if not placed:
+        return state_dict
+    state = {key: placed.get(id(row), row) for key, row in state_dict["state"].items()}
+    return {**state_dict, "state": state}
 
 
 def _checked_values(

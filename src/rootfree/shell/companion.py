@@ -18,8 +18,8 @@ from torch.optim.adamw import adamw
 
 from rootfree.rules.momentum import Tail
 from rootfree.shell.checks import Check, OneOf, Real, averaging_pair, boolean, learning_rate
+from rootfree.shell.gradients import unchanged_if
 from rootfree.shell.inspection import Factor, diagonal_limit, update_rms
-from rootfree.shell.nonfinite import unchanged_if
 from rootfree.shell.work import GroupMemory, Work
 from rootfree.structures import Diagonal
 

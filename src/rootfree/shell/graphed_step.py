@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.graphs import Recordings
+from rootfree.shell import batch_size_option
+from rootfree.shell.gradients import find_work
 from rootfree.shell.optimizer import RootFreeOptimizer
 from rootfree.shell.work import Work
 
@@ -72,10 +74,10 @@ class GraphedStep:
         """One update of every parameter that has a gradient."""
         optimizer = self._optimizer
         # An unusable gradient is refused here, before anything is counted.
-        work = optimizer._work()
+        work = find_work(optimizer)
         if optimizer._batch_counter is not None and work:
             # Counted here: recorded kernels read B where they are told.
-            optimizer._count_batch()
+            batch_size_option.count(optimizer)
         counter, optimizer._batch_counter = optimizer._batch_counter, None
         try:
             ps = [p for w in work for p in w.ps]
@@ -110,7 +112,7 @@ class GraphedStep:
 
     def _record(self) -> None:
         """What is recorded: the updates, without the counting that goes with a step."""
-        work = self._optimizer._work()
+        work = find_work(self._optimizer)
         self._optimizer._watch.look(work, self._optimizer.param_groups)
         for w in work:
             self._optimizer._act(w)
@@ -123,9 +125,19 @@ class GraphedStep:
             lr = w.group["lr"]
             objects += [w, lr]
             kind += [id(w), w.refresh, *map(Tensor.data_ptr, w.ps)]
-            for name, value in self._optimizer._in_graph(w).items():
+            for name, value in _in_graph(self._optimizer, w).items():
                 kind.append((name, id(value) if isinstance(value, Tensor) else value))
         return tuple(kind), objects
+
+
+def _in_graph(optimizer: RootFreeOptimizer, work: Work) -> dict[str, Any]:
+    """Options as a recorded step has them in it; numbers on the device: whether they are 0."""
+    live = optimizer._reads_numbers(work)
+    return {
+        name: value != 0 if live and isinstance(value, (int, float)) else value
+        for name, value in work.group.items()
+        if name in optimizer._of(work.group).options
+    }
 
 
 def _copy_moved(gs: list[Tensor], places: list[Tensor]) -> None:

@@ -4,9 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+
+from rootfree.kernels.plan import kernel_devices
+from rootfree.shell.companion import AdamW, check_companion
+
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
+
+
+def checked_group(optimizer: RootFreeOptimizer, param_group: dict[str, Any]) -> dict[str, Any]:
+    """A group with all its options, or an error."""
+    if not isinstance(param_group, dict):
+        raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
+    name, has_companions = type(optimizer).__name__, optimizer._has_companions
+    check_companion(param_group, optimizer.options, method=name, taken=has_companions)
+    method = optimizer._of(param_group)
+    defaults = {**optimizer.defaults, **({} if method is optimizer else AdamW.defaults)}
+    group = {k: v for k, v in defaults.items() if k in method.options or k == "method"}
+    group |= {**param_group, "params": as_list(param_group["params"])}
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    check_parameters(group["params"], known)
+    if optimizer._fused:
+        check_devices(group["params"], kernel_devices(True))
+    optimizer._pairs.check_group(group["params"])
+    options = [*method.options, *(["companion"] if has_companions else [])]
+    check_option_names(param_group, options, method=name)
+    group |= method._checked_options(group)
+    if optimizer._capturable and not isinstance(group["lr"], Tensor):
+        device = next((p.device for _, p in named(group["params"])), None)
+        group["lr"] = torch.tensor(group["lr"], device=device)
+    return group
 
 
 def as_list(params: Any) -> list[Any]:

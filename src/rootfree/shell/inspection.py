@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from rootfree.placement.local import is_sharded, local
+from rootfree.kernels.halves import joined
+from rootfree.kernels.stack import Stack
+from rootfree.placement.local import is_sharded, local, local_row
 from rootfree.rules.momentum import Tail, cap_rms_, clip_
 from rootfree.shell.diagnostics import Measured, MeasuredFactor
+from rootfree.shell.gradients import memory_of
+from rootfree.shell.parameter_state import working_dtype
+from rootfree.shell.summary import named_groups
 from rootfree.structures import Dense, Structure, frobenius_norm
 from rootfree.structures.conditions import condition, unit_diagonal
+
+if TYPE_CHECKING:
+    from rootfree.shell.block_optimizer import BlockOptimizer
+    from rootfree.shell.optimizer import RootFreeOptimizer
 
 Group = dict[str, Any]
 Row = Mapping[str, Tensor]
@@ -48,7 +57,19 @@ def diagonal_limit(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).max)
 
 
-def measured(
+def measured_parameters(optimizer: RootFreeOptimizer, *, conditions: bool) -> list[Measured]:
+    """The numbers of all parameters."""
+    found = []
+    for group, names in named_groups(optimizer.param_groups):
+        method = optimizer._of(group)
+        for name, p in zip(names, group["params"], strict=True):
+            row = joined(local_row(optimizer.state[p]))
+            factors, rms = method._factors(p, group, row), method._update_rms(p, group, row)
+            found.append(_measured(name, p, group, row, factors, rms, conditions=conditions))
+    return found
+
+
+def _measured(
     name: Any,
     p: Tensor,
     group: Group,
@@ -110,7 +131,7 @@ def update_rms(tail: Tail, p: Tensor, m: Tensor | None, u: Tensor | None) -> Ten
     return tail.lr * (rms if tail.rms is None else tail.rms * rms / rms.clamp(min=tail.least))
 
 
-def block_factors(
+def _block_factors(
     row: Row, prefix: str, structures: tuple[Structure, ...], limit: float
 ) -> list[Factor]:
     """The factors of one tile: K with its limit, or S (S⁻¹ where that is all there is)."""
@@ -123,3 +144,31 @@ def block_factors(
         key = next(name for name in names if name in row)
         found.append(Factor(key, Dense(s.d), row[key], matrix_limit(row[key].dtype), True))
     return found
+
+
+def factors_of(optimizer: BlockOptimizer, p: Tensor, group: Group, row: Row) -> list[Factor]:
+    """The factors of all tiles of `p` that are here, given its state."""
+    found = []
+    for prefix, _, structures in optimizer._placing.cut_here(p, optimizer._cut(p, group)):
+        names = (prefix + "factor", prefix + "inverse")
+        kept = next(t.dtype for key, t in row.items() if key.startswith(names))
+        half = group.get("matmul_dtype") == torch.float16
+        products = torch.float16 if half else optimizer._products(p, structures, group)
+        limit = factor_limit(kept, products, beta2=optimizer._rate(group))
+        found += _block_factors(row, prefix, structures, limit)
+    return found
+
+
+def direction_of(optimizer: BlockOptimizer, p: Tensor, group: Group) -> Tensor | None:
+    """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""
+    joint = optimizer._pairs.owner(p) is not p or optimizer._pairs.is_weight(p)
+    if joint or p in optimizer._placing.homes or p.numel() == 0:
+        return None  # it is not of this gradient alone, or not here
+    stack = Stack([p], memory_of(optimizer, group).buckets, wide=working_dtype(p))
+    stack.gather_([cast("Tensor", p.grad)], squares=False)
+    for part in stack.parts():
+        bucket = part.share.bucket
+        U = bucket.plan.direction(group, bucket.structures, joined(part.state), part.G, None)
+        part.G.copy_(U)
+        stack.keep_(part, refresh=False)
+    return stack.directions[0]

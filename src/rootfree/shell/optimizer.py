@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from operator import is_, itemgetter
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,41 +22,28 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import CurvatureSource
-from rootfree.kernels.halves import joined
-from rootfree.kernels.plan import kernel_devices, kernels_run
+from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
-from rootfree.placement.canonical import placed_like
-from rootfree.placement.local import is_sharded, local_row
 from rootfree.rules.momentum import Tail
-from rootfree.shell.checkpoint import bring_state, load_checkpoint
-from rootfree.shell.checkpoint_matching import match_state_dict
-from rootfree.shell.checks import Check, positive_integer
-from rootfree.shell.companion import AdamW, check_companion
+from rootfree.shell import batch_size_option
+from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
+from rootfree.shell.checks import Check
+from rootfree.shell.companion import AdamW
 from rootfree.shell.diagnostics import Diagnostics
-from rootfree.shell.groups import (
-    as_list,
-    check_devices,
-    check_option_names,
-    check_parameters,
-)
-from rootfree.shell.inspection import Factor, measured, update_rms
-from rootfree.shell.nonfinite import Watch
+from rootfree.shell.gradients import Watch, find_work, memory_of
+from rootfree.shell.groups import checked_group
+from rootfree.shell.inspection import Factor, measured_parameters, update_rms
+from rootfree.shell.memory import remember
 from rootfree.shell.options import check_switches
-from rootfree.shell.summary import bytes_of, named_groups, table_of
-from rootfree.shell.work import MOST_PATTERNS, GroupMemory, Work, sorted_work
-from rootfree.shell.wrappers import Wrappers, still_untold, wrappers_around
+from rootfree.shell.summary import bytes_of, table_of
+from rootfree.shell.work import GroupMemory, Work
+from rootfree.shell.wrappers import Wrappers
 
 Group = dict[str, Any]
 
 _SWITCHES = ("nesterov", "decoupled_weight_decay")
 _TAIL = ("lr", "momentum", "weight_decay", *_SWITCHES, "update_rms", "max_update_rms", "max_update")
-_BATCH_SIZE_MISSING = (
-    "batch_size is not set. It is the number of loss terms that the loss averages: images of a "
-    "classification batch, tokens of a language model, over all micro-batches and ranks; 1 for a "
-    "summed loss. Give batch_size=..., set optimizer.batch_size before step(), or count it with "
-    "rootfree.track_batch_size(model, optimizer)."
-)
 
 
 class RootFreeOptimizer(Optimizer, ABC):
@@ -166,10 +152,6 @@ class RootFreeOptimizer(Optimizer, ABC):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own options; a bad group changes nothing."""
         group = self._checked_group(param_group)
-        if self._capturable and not isinstance(group["lr"], Tensor):
-            first = next((p for p in group["params"]), None)
-            p = first[1] if isinstance(first, tuple) else first
-            group["lr"] = torch.tensor(group["lr"], device=None if p is None else p.device)
         self._settle(group)
         super().add_param_group(group)
         method = self._of(group)
@@ -180,22 +162,8 @@ class RootFreeOptimizer(Optimizer, ABC):
             self._watch.count_on(p.device)
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
-        if not isinstance(param_group, dict):
-            raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
-        name, has_companions = type(self).__name__, self._has_companions
-        check_companion(param_group, self.options, method=name, taken=has_companions)
-        method = self._of(param_group)
-        defaults = {**self.defaults, **({} if method is self else AdamW.defaults)}
-        group = {k: v for k, v in defaults.items() if k in method.options or k == "method"}
-        group |= {**param_group, "params": as_list(param_group["params"])}
-        known = {id(p) for group in self.param_groups for p in group["params"]}
-        check_parameters(group["params"], known)
-        if self._fused:
-            check_devices(group["params"], kernel_devices(True))
-        self._pairs.check_group(group["params"])
-        options = [*method.options, *(["companion"] if has_companions else [])]
-        check_option_names(param_group, options, method=name)
-        return {**group, **method._checked_options(group)}
+        """A group with all its options, or an error."""
+        return checked_group(self, param_group)
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
         checked = {name: check(name, group[name]) for name, check in self.options.items()}
@@ -213,29 +181,13 @@ class RootFreeOptimizer(Optimizer, ABC):
     @property
     def batch_size(self) -> int | None:
         """B, the number of averaged loss terms; setting it sets it in every group that has it."""
-        self._check_batch_size_is_used()
-        values = {group["batch_size"] for group in self.param_groups if "batch_size" in group}
-        if len(values) > 1:
-            raise ValueError(
-                f"the groups have different values of batch_size, {sorted(values, key=str)}: "
-                "read it from param_groups"
-            )
-        return cast("int | None", next(iter(values), None))
+        batch_size_option.check_is_used(self)
+        return batch_size_option.common_value(self.param_groups)
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
-        self._check_batch_size_is_used()
-        checked = positive_integer("batch_size", value)
-        for group in self.param_groups:
-            if "batch_size" in group:  # AdamW does without
-                group["batch_size"] = checked
-
-    def _check_batch_size_is_used(self) -> None:
-        if "batch_size" not in self.options:
-            raise AttributeError(
-                f"{type(self).__name__} has no batch_size: its steps do not depend on how many "
-                "terms the loss averages"
-            )
+        batch_size_option.check_is_used(self)
+        batch_size_option.set_in(self.param_groups, value)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -248,19 +200,21 @@ class RootFreeOptimizer(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work = self._work()
+        work = find_work(self)
         acts = self._watch.look(work, self.param_groups)
         refreshed = [w for w in work if w.refresh] if self._curvature is not None else []
         if self._curvature is not None:
             self._curvature.check([p for w in refreshed for p in w.params])
         if self._batch_counter is not None:
-            self._count_batch()
+            batch_size_option.count(self)
         elif self._wrappers != () and not torch.compiler.is_compiling():
-            self._ask_wrappers()
+            batch_size_option.ask_wrappers(self)
         if any(self._terms(w.group) is None for w in work):
-            raise RuntimeError(_BATCH_SIZE_MISSING)
+            raise RuntimeError(batch_size_option.MISSING)
         if self._curvature is not None:
-            asked = ((p, self._terms(w.group)) for w in refreshed for p in w.params)
+            for w in refreshed:
+                w.matrices = w.matrices or self._curvature.matrices_of(w.params)
+            asked = ((*each, self._terms(w.group)) for w in refreshed for each in w.matrices)
             self._curvature.ask(asked, self._blocks_here)
         for w in work:
             if acts:
@@ -286,90 +240,10 @@ class RootFreeOptimizer(Optimizer, ABC):
         """
         return self._watch.skipped
 
-    def _work(self) -> list[Work]:
-        """What there is to update, with gradients that were found usable and state in its place."""
-        found: list[Work] = []
-        elsewhere = self._gradients_elsewhere()
-        for group in self.param_groups:
-            params = group["params"]
-            places = [(p.device, p.dtype, p.shape) for p in params]
-            memory = None if torch.compiler.is_compiling() else self._memory_of(group, places)
-            gs = [p.grad for p in params]
-            for i in elsewhere.get(id(group), ()):
-                gs[i] = torch.zeros_like(params[i])
-            dues = None if memory is None else self._of(group)._dues(memory)
-            refresh: bool | None = True
-            if dues is None:
-                dues = [True] * len(gs)
-            else:
-                due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
-                refresh = due.pop() if len(due) == 1 else None  # None: some of them
-            kinds: list[Any] = [
-                None if g is None else (place, g.dtype, g.layout, refresh is None and d)
-                for place, g, d in zip(places, gs, dues, strict=True)
-            ]
-            patterns = [] if memory is None else memory.patterns
-            work = next((work for known, work in patterns if known == kinds), None)
-            if work is None:
-                rows = [self.state[p] for p in params] if memory is None else memory.rows
-                work = sorted_work(group, kinds, rows, elements_at_once=self._elements_at_once)
-                patterns[:] = [(kinds, work), *patterns[: MOST_PATTERNS - 1]]
-            for w in work:
-                if not w.meshes:
-                    w.gs = [cast("Tensor", gs[i]) for i in w.where]
-                else:
-                    w.take_parts(gs)
-                w.refresh = refresh if refresh is not None else dues[w.where[0]]
-            found += work
-        return found
-
-    def _memory_of(self, group: Group, places: list[Any] | None = None) -> GroupMemory:
-        """What is known of a group: made anew when anything that it depends on is not as it was.
-
-        `places`: device, dtype and shape of each parameter.
-        """
-        memory, params = self._memories.get(id(group)), group["params"]
-        places = places or [(p.device, p.dtype, p.shape) for p in params]
-        if (
-            memory is not None
-            and memory.group is group
-            and len(params) == len(memory.params)
-            and all(map(is_, params, memory.params))
-            and memory.form == self._of(group)._form(group)
-            and memory.places == places
-            and _holds(memory, self.state)
-        ):
-            return memory
-        return self._remember(group)
-
     @_disable_dynamo
     def _remember(self, group: Group) -> GroupMemory:
-        params = list(group["params"])
-        # Frameworks replace parameters by their shards: what is in no group has no state.
-        known = {p for each in self.param_groups for p in each["params"]}
-        for p in [p for p in self.state if isinstance(p, Tensor) and p not in known]:
-            del self.state[p]
-        for p in params:
-            self.state[p] = bring_state(self, p, group)
-        places = [(p.device, p.dtype, p.shape) for p in params]
-        rows = [self.state[p] for p in params]
-        method = self._of(group)
-        memory = GroupMemory(group, method._form(group), params, places, rows)
-        method._lay_out(memory)
-        # At least two keys, or a getter would give no tuple.
-        memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]
-        memory.tensors = [tensor for get, row in memory.held for tensor in get(row)]
-        positions = {p: i for i, p in enumerate(self.state)}
-        where = [positions[p] for p in params]
-        memory.entries = itemgetter(*where, *(where or [0])[:1])
-        alive = {id(group) for group in self.param_groups}
-        kept = {key: known for key, known in self._memories.items() if key in alive}
-        # A new dict, not an entry: the class attribute is the empty start of all optimizers.
-        self._memories = {**kept, id(group): memory}
-        return memory
-
-    def _kernels_run(self, p: Tensor) -> bool:
-        return kernels_run(p, self._fused)
+        """Make what is known of a group anew."""
+        return remember(self, group)
 
     def _tail(self, group: Group) -> Tail:
         """The tail of the heavy-ball methods."""
@@ -387,32 +261,9 @@ class RootFreeOptimizer(Optimizer, ABC):
         """Bring the hyper-parameters to where kernels read them."""
         return  # nothing, unless a method says otherwise
 
-    def _in_graph(self, work: Work) -> dict[str, Any]:
-        """Options as a recorded step has them in it; numbers on the device: whether they are 0."""
-        live = self._reads_numbers(work)
-        return {
-            name: value != 0 if live and isinstance(value, (int, float)) else value
-            for name, value in work.group.items()
-            if name in self._of(work.group).options
-        }
-
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
         return  # there are none, unless a method says otherwise
-
-    def _ask_wrappers(self) -> None:
-        """A wrapper may have been told the batch size in our place."""
-        found = wrappers_around(self) if self._wrappers is None else self._wrappers
-        ours = [group["batch_size"] for group in self.param_groups if "batch_size" in group]
-        self._wrappers = still_untold(found, ours) if ours else ()
-
-    @_disable_dynamo
-    def _count_batch(self) -> None:
-        has = any(p.grad is not None for group in self.param_groups for p in group["params"])
-        # Without gradients here too: the other ranks wait for our count.
-        total = self._batch_counter.take(needed=has)
-        if total > 0:
-            self.batch_size = total
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -425,7 +276,7 @@ class RootFreeOptimizer(Optimizer, ABC):
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint, as in torch.optim."""
         for group in self.param_groups:  # parameters may have been replaced
-            self._memory_of(group)
+            memory_of(self, group)
         return super().state_dict()
 
     @_disable_dynamo
@@ -446,31 +297,14 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         """A checkpoint with its tensors placed like the state, where parameters are sharded."""
-        matched = match_state_dict(self.param_groups, state_dict, method=type(self).__name__)
-        placed = {}
-        for group, _, rows in matched:
-            for p, row in zip(group["params"], rows, strict=True):
-                if row is not None and (is_sharded(p) or any(map(is_sharded, row.values()))):
-                    mine = self.state.get(p) or {}
-                    placed[id(row)] = {k: placed_like(mine.get(k, t), t) for k, t in row.items()}
-        if not placed:
-            return state_dict
-        state = {key: placed.get(id(row), row) for key, row in state_dict["state"].items()}
-        return {**state_dict, "state": state}
+        return placed_like_state(self, state_dict)
 
     def summary(self) -> str:
         """A table: parameter, shape, role (if groups say it), preconditioner, bytes of state.
 
         Where ranks have parts of the state, "bytes here" is what this one has of it.
         """
-        return table_of(
-            (
-                *(name, p, group.get("role", ""), self._of(group)._describe(p, group)),
-                *(self.state[p], self._whole_bytes(p)),
-            )
-            for group, names in named_groups(self.param_groups)
-            for name, p in zip(names, group["params"], strict=True)
-        )
+        return table_of(self)
 
     @torch.no_grad()
     def diagnostics(self, *, conditions: bool = True) -> Diagnostics:
@@ -484,13 +318,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         Args:
             conditions: whether to estimate condition numbers.
         """
-        found = []
-        for group, names in named_groups(self.param_groups):
-            method = self._of(group)
-            for name, p in zip(names, group["params"], strict=True):
-                row = joined(local_row(self.state[p]))
-                factors, rms = method._factors(p, group, row), method._update_rms(p, group, row)
-                found.append(measured(name, p, group, row, factors, rms, conditions=conditions))
+        found = measured_parameters(self, conditions=conditions)
         return Diagnostics(found, self._watch.counts())
 
     def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
@@ -511,19 +339,6 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _whole_bytes(self, p: Tensor) -> int:
         """Bytes of the state of `p` on all ranks together, copies counted once."""
         return bytes_of(self.state[p].values())
-
-
-def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
-    """Whether the state has the very rows and tensors that are remembered, in their places."""
-    if not memory.params:
-        return True
-    try:
-        ps, rows = memory.entries(list(state)), memory.entries(list(state.values()))
-        found = [tensor for get, row in memory.held for tensor in get(row)]
-    except (KeyError, IndexError):
-        return False
-    alike = all(map(is_, ps, memory.params)) and all(map(is_, rows, memory.rows))
-    return alike and all(map(is_, found, memory.tensors))
 
 
 def states(work: Work, key: str, where: list[int] | None = None) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from rootfree.kernels.block_table import as_table
-from rootfree.shell import nonfinite
+from rootfree.shell import gradients
 from rootfree.shell.work import GroupMemory, Work
 
 CLOCK = "refresh_clock"
@@ -29,7 +29,7 @@ def first_count(p: Tensor) -> Tensor:
 
 
 def _counts_on_device(device: torch.device) -> bool:
-    return not nonfinite.host_reads(device) and device.type != "meta"
+    return not gradients.host_reads(device) and device.type != "meta"
 
 
 def lay_out_counts(memory: GroupMemory) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from rootfree.layout.joint import JointPairs
 from rootfree.placement.local import local
 
-Row = tuple[Any, Tensor, str, str, Mapping[str, Tensor], int]
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
 
 
 def named_groups(
@@ -23,17 +25,20 @@ def named_groups(
         index += count
 
 
-def table_of(described: Iterable[Row]) -> str:
-    """A line for each (name, parameter, role, preconditioner, state, bytes of the whole state), and
-    their total; where ranks have parts of the state, with the bytes that are here."""
+def table_of(optimizer: RootFreeOptimizer) -> str:
+    """A line for each parameter, and their total; where ranks have parts of the state, with the
+    bytes that are here."""
     head = ("parameter", "shape", "role", "preconditioner", "bytes here", "state bytes")
     rows: list[tuple[str, ...]] = [head]
     total = elements = total_here = 0
-    for name, p, role, preconditioner, state, whole in described:
-        here = bytes_of(map(local, state.values()))
-        shape = "x".join(map(str, p.shape)) or "scalar"
-        rows.append((str(name), shape, role, preconditioner, f"{here:,}", f"{whole:,}"))
-        total, elements, total_here = total + whole, elements + p.numel(), total_here + here
+    for group, names in named_groups(optimizer.param_groups):
+        for name, p in zip(names, group["params"], strict=True):
+            whole = optimizer._whole_bytes(p)
+            here = bytes_of(map(local, optimizer.state[p].values()))
+            shape = "x".join(map(str, p.shape)) or "scalar"
+            what = (group.get("role", ""), optimizer._of(group)._describe(p, group))
+            rows.append((str(name), shape, *what, f"{here:,}", f"{whole:,}"))
+            total, elements, total_here = total + whole, elements + p.numel(), total_here + here
     each = f"{total / max(elements, 1):.2f} bytes each"
     rows.append(("total", f"{elements:,}", "", each, f"{total_here:,}", f"{total:,}"))
     if total_here == total:
@@ -58,3 +63,15 @@ def aligned(rows: Sequence[Sequence[str]], *, texts: int) -> str:
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Their size; of a sharded tensor that of the whole."""
     return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def blocks_of(p: Tensor, cut: Iterable[tuple[Any, ...]], pairs: JointPairs) -> str:
+    """How many blocks `p` has, and of which factors; `cut`: its tiles with their structures."""
+    if pairs.owner(p) is not p:
+        return "with its weight"
+    parts = []
+    for _, tile, structures in cut:
+        factors = " x ".join(f"{s.name} {s.d}" for s in structures)
+        parts.append(f"{tile.blocks} of {factors}" if tile.blocks > 1 else factors)
+    joint = " (with its bias)" if pairs.is_weight(p) else ""
+    return "; ".join(parts) + joint or "none"

@@ -44,6 +44,8 @@ class Work:
     withins: list[Within | None] | None = None  # what ps are parts of; None: all are whole
     meshes: list[Any] = field(default_factory=list)  # of sharded parameters; empty: none is
     skip: Tensor | None = None  # on the device: not 0 where nothing may change; None: it may
+    #: whose curvature is asked for, with the shapes that it is of; empty: nobody has asked yet
+    matrices: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
     ones: Tensor | None = None  # what the counts of the group's parameters grow by in a step
 
     params: Tensors = field(init=False)  # the parameters, of sharded ones the whole

@@ -28,7 +28,9 @@ def test_a_smoothed_run_is_tested_without_smoothing():
     assert smooth.evaluate()[0] == pytest.approx(expected, rel=1e-5)
     smooth.step()
     plain.step()
-    assert smooth.train_loss() != plain.train_loss()  # the same batch, the same parameters
+    assert (
+        smooth.running.mean_loss() != plain.running.mean_loss()
+    )  # the same batch, the same parameters
 
 
 def test_clipping_bounds_the_norm_of_all_gradients_together():

@@ -1,4 +1,7 @@
-"""Steps with a gradient that is not finite: left out, refused, or taken as they are.
+"""The gradients of a step: which there are, what updates them together, whether they are finite.
+
+What was found of a group is remembered, and looked up again as long as nothing that it depends on
+has changed.
 
 One number that is not finite would stay in momenta and factors for good. Whether there is one is
 asked of all gradients before anything changes. On a CPU the answer is read. Elsewhere it stays on
@@ -9,9 +12,10 @@ back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from operator import is_
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -21,9 +25,84 @@ from rootfree.kernels.finite import DTYPES, FiniteLook
 from rootfree.kernels.plan import kernels_run
 from rootfree.shell.checks import OneOf
 from rootfree.shell.summary import named_groups
-from rootfree.shell.work import Work
+from rootfree.shell.work import MOST_PATTERNS, Group, GroupMemory, Work, sorted_work
+
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
 
 _mode = OneOf(("skip", "raise", "propagate"))
+
+
+def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
+    """What there is to update, with gradients that were found usable and state in its place."""
+    found: list[Work] = []
+    elsewhere = optimizer._gradients_elsewhere()
+    for group in optimizer.param_groups:
+        params = group["params"]
+        memory = None if torch.compiler.is_compiling() else memory_of(optimizer, group)
+        places = places_of(params) if memory is None else memory.places
+        gs = [p.grad for p in params]
+        for i in elsewhere.get(id(group), ()):
+            gs[i] = torch.zeros_like(params[i])
+        dues = None if memory is None else optimizer._of(group)._dues(memory)
+        refresh: bool | None = True
+        if dues is None:
+            dues = [True] * len(gs)
+        else:
+            due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
+            refresh = due.pop() if len(due) == 1 else None  # None: some of them
+        kinds: list[Any] = [
+            None if g is None else (place, g.dtype, g.layout, refresh is None and d)
+            for place, g, d in zip(places, gs, dues, strict=True)
+        ]
+        patterns = [] if memory is None else memory.patterns
+        work = next((work for known, work in patterns if known == kinds), None)
+        if work is None:
+            rows = [optimizer.state[p] for p in params] if memory is None else memory.rows
+            work = sorted_work(group, kinds, rows, elements_at_once=optimizer._elements_at_once)
+            patterns[:] = [(kinds, work), *patterns[: MOST_PATTERNS - 1]]
+        for w in work:
+            if not w.meshes:
+                w.gs = [cast("Tensor", gs[i]) for i in w.where]
+            else:
+                w.take_parts(gs)
+            w.refresh = refresh if refresh is not None else dues[w.where[0]]
+        found += work
+    return found
+
+
+def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
+    """What is known of a group: made anew when anything that it depends on is not as it was."""
+    memory, params = optimizer._memories.get(id(group)), group["params"]
+    if (
+        memory is not None
+        and memory.group is group
+        and len(params) == len(memory.params)
+        and all(map(is_, params, memory.params))
+        and memory.form == optimizer._of(group)._form(group)
+        and memory.places == places_of(params)
+        and _holds(memory, optimizer.state)
+    ):
+        return memory
+    return optimizer._remember(group)
+
+
+def places_of(params: Sequence[Tensor]) -> list[Any]:
+    """Where and what parameters are."""
+    return [(p.device, p.dtype, p.shape) for p in params]
+
+
+def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
+    """Whether the state has the very rows and tensors that are remembered, in their places."""
+    if not memory.params:
+        return True
+    try:
+        ps, rows = memory.entries(list(state)), memory.entries(list(state.values()))
+        found = [tensor for get, row in memory.held for tensor in get(row)]
+    except (KeyError, IndexError):
+        return False
+    alike = all(map(is_, ps, memory.params)) and all(map(is_, rows, memory.rows))
+    return alike and all(map(is_, found, memory.tensors))
 
 
 class Watch:
@@ -34,6 +113,7 @@ class Watch:
         self._fused = fused
         self.kernel = FiniteLook()
         self._counts: dict[torch.device, Tensor] = {}
+        self._kernels: dict[torch.device, bool] = {}  # whether the kernel runs there
 
     def look(self, work: Sequence[Work], groups: Sequence[dict[str, Any]]) -> bool:
         """Whether to go on: not where the host knows that a gradient is not finite.
@@ -83,12 +163,19 @@ class Watch:
             return torch.tensor(0.0 if all_finite(gs) else 1.0)
         if not gs:
             return torch.zeros((), device=device)
-        if kernels_run(gs[0], self._fused) and {g.dtype for g in gs} <= DTYPES:
+        if {g.dtype for g in gs} <= DTYPES and self._has_kernel(gs[0]):
             return self.kernel(gs)
         norms = list(torch._foreach_norm(gs, math.inf))
         if len({norm.dtype for norm in norms}) > 1:
             norms = [norm.double() for norm in norms]
         return 1 - torch.stack(norms).isfinite().all().float()
+
+    def _has_kernel(self, g: Tensor) -> bool:
+        if torch.compiler.is_compiling():
+            return False
+        if g.device not in self._kernels:
+            self._kernels[g.device] = kernels_run(g, self._fused)
+        return self._kernels[g.device]
 
     def count_on(self, device: torch.device) -> Tensor:
         """How many steps a device left out; there before it is needed, which may be in a graph."""

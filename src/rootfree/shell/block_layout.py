@@ -1,0 +1,85 @@
+"""The state of a group as stacks of equal blocks, and the stacks that a step works on.
+
+Both are made when a group, or which of its parameters have gradients, is not as it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rootfree.kernels.fused_stack import FusedStack
+from rootfree.kernels.halves import in_halves
+from rootfree.kernels.plan import Plan, Structures, kernels_run, make_plan
+from rootfree.kernels.stack import Stack
+from rootfree.layout.buckets import Bucket, Slot
+from rootfree.shell.parameter_state import working_dtype
+from rootfree.shell.step_counts import lay_out_counts
+from rootfree.shell.work import AnyStack, Group, GroupMemory, Work
+
+if TYPE_CHECKING:
+    from rootfree.shell.block_optimizer import BlockOptimizer
+
+
+def lay_out(optimizer: BlockOptimizer, memory: GroupMemory) -> None:
+    """Stack the state into slabs, in the form that their plans want; state[p] has views."""
+    pairs, placing, group = optimizer._pairs, optimizer._placing, memory.group
+    found: dict[Any, Bucket[Plan]] = {}
+    for p in memory.params:
+        for prefix, tile, structures in placing.cut_here(p, optimizer._cut(p, group)):
+            key = (p.device, p.dtype, tile.sizes, structures)
+            if key not in found:
+                found[key] = Bucket(structures, _plan(optimizer, p, structures, group))
+            found[key].slots.append(Slot(p, tile, prefix, pairs.pieces_of(p, tile)))
+    memory.buckets = list(found.values())
+    for bucket in memory.buckets:
+        rows = []
+        for slot in bucket.slots:
+            state = optimizer.state[slot.p]
+            keys = [key for key in state if key.startswith(slot.prefix)]
+            mine = {key.removeprefix(slot.prefix): state.pop(key) for key in keys}
+            rows.append(in_halves(mine) if bucket.plan.halves else mine)
+        bucket.adopt(rows)
+        for slot, views in zip(bucket.slots, bucket.views(), strict=True):
+            optimizer.state[slot.p].update({slot.prefix + name: t for name, t in views.items()})
+    where = {p: i for i, p in enumerate(memory.params)}
+    owners = {i: where[pairs.owner(p)] for p, i in where.items()}
+    memory.owners = {i: owner for i, owner in owners.items() if i != owner}
+    lay_out_counts(memory)
+
+
+def _plan(optimizer: BlockOptimizer, p: Tensor, structures: Structures, group: Group) -> Plan:
+    return make_plan(
+        p,
+        structures,
+        group,
+        fused=kernels_run(p, optimizer._fused),
+        dtype=optimizer._products(p, structures, group),
+        direction=optimizer._direction,
+        kernel=optimizer._kernel if optimizer._curvature is None else None,
+    )
+
+
+def stacks_of(optimizer: BlockOptimizer, work: Work) -> list[tuple[list[int], AnyStack]]:
+    """Stacks for the work's parameters; those with kernels have one dtype each."""
+    memory = optimizer._memories[id(work.group)]
+    ps = work.params if work.meshes else work.ps
+    if stack := optimizer._placing.stack(work, memory, optimizer._products):
+        return [([*range(len(ps))], stack)]
+    present = set(ps)
+    alike: dict[Any, list[Bucket[Plan]]] = {}
+    for bucket in memory.buckets:
+        if any(piece.p in present for slot in bucket.slots for piece in slot.pieces):
+            plan = bucket.plan
+            alike.setdefault(plan.dtype if plan.fused else None, []).append(bucket)
+    stacks: list[tuple[list[int], AnyStack]] = []
+    for buckets in alike.values():
+        members = {q.p for bucket in buckets for slot in bucket.slots for q in slot.pieces}
+        where = [i for i, p in enumerate(ps) if p in members]
+        mine = [ps[i] for i in where]
+        if buckets[0].plan.fused:
+            stacks.append((where, FusedStack(mine, buckets, optimizer._replays(mine[0]))))
+        else:
+            stacks.append((where, Stack(mine, buckets, wide=working_dtype(mine[0]))))
+    return stacks

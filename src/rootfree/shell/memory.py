@@ -1,0 +1,41 @@
+"""Making what is remembered of a group between steps: when it is new, or not as it was."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from rootfree.shell.checkpoint import bring_state
+from rootfree.shell.gradients import places_of
+from rootfree.shell.work import Group, GroupMemory
+
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
+
+
+def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
+    """Complete a group's state, have it laid out, and remember that.  Changes the optimizer."""
+    params, state = list(group["params"]), optimizer.state
+    # Frameworks replace parameters by their shards: what is in no group has no state.
+    known = {p for each in optimizer.param_groups for p in each["params"]}
+    for p in [p for p in state if isinstance(p, Tensor) and p not in known]:
+        del state[p]
+    for p in params:
+        state[p] = bring_state(optimizer, p, group)
+    rows = [state[p] for p in params]
+    method = optimizer._of(group)
+    memory = GroupMemory(group, method._form(group), params, places_of(params), rows)
+    method._lay_out(memory)
+    # At least two keys, or a getter would give no tuple.
+    memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]
+    memory.tensors = [tensor for get, row in memory.held for tensor in get(row)]
+    positions = {p: i for i, p in enumerate(state)}
+    where = [positions[p] for p in params]
+    memory.entries = itemgetter(*where, *(where or [0])[:1])
+    alive = {id(group) for group in optimizer.param_groups}
+    kept = {key: known for key, known in optimizer._memories.items() if key in alive}
+    # A new dict, not an entry: the class attribute is the empty start of all optimizers.
+    optimizer._memories = {**kept, id(group): memory}
+    return memory
