@@ -167,13 +167,6 @@ def test_answers_of_the_wrong_form_are_refused(method, wrong):
     assert identical(snapshot(optimizer), before)
 
 
-def test_a_curvature_is_of_whole_parameters():
-    p = nn.Parameter(torch.ones(3))
-    p.full_tensor = lambda: p  # what tells a DTensor
-    with pytest.raises(ValueError, match=r"curvature must be None for sharded parameters"):
-        rootfree.RFRMSprop([p], batch_size=1, curvature=Given())
-
-
 def test_forms_check_themselves():
     with pytest.raises(ValueError, match="2 factors for 1 axes"):
         rootfree.KroneckerCurvature((torch.eye(2), torch.eye(3)), (6,))
