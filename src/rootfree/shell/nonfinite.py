@@ -1,9 +1,9 @@
 """Steps with a gradient that is not finite: left out, refused, or taken as they are.
 
 One number that is not finite would stay in momenta and factors for good. Whether there is one is
-asked of all gradients, and of the curvature that was given, before anything changes. On a CPU the answer is read. Elsewhere it stays on
-the device, as a flag: kernels read it and write nothing, and what torch functions changed is put
-back.
+asked of all gradients, and of the curvature that was given, before anything changes. On a CPU the
+answer is read. Elsewhere it stays on the device, as a flag: kernels read it and write nothing, and
+what torch functions changed is put back.
 """
 
 from __future__ import annotations
@@ -152,9 +152,7 @@ def _process_groups(meshes: Iterable[Any]) -> list[Any]:
     ]
 
 
-def _refuse(
-    groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Tensor, Tensor]]
-) -> None:
+def _refuse(groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Say which gradient, or curvature, is not finite."""
     for group, names in named_groups(groups):
         for name, p in zip(names, group["params"], strict=True):
