@@ -84,6 +84,7 @@ BAD_VALUES = {
     "sparse": (lambda t: t.to_sparse(), "dense tensor"),
     "without numbers": (lambda t: t.to("meta"), "dense tensor"),
     "another shape": (lambda t: t.unsqueeze(0), "does not fit"),
+    "too large": (lambda t: (t.double() + 10) * 1e300, "beyond the range of torch.float32"),
 }
 
 
@@ -99,21 +100,30 @@ def test_a_bad_value_in_the_last_row_changes_nothing(method, what):
     refused(made(method), saved, message, StateMismatchError)
 
 
-NEGATIVE = {
-    "RFRMSprop": "preconditioner",
-    "RFFullAdagrad": "block0.inverse",
-    "RFShampoo": "block0.inverse0",
-    "IFWhitening": "block0.mean_square",
-    "companion": "exp_avg_sq",
-    "IFShampoo": "step",
-}
+IMPOSSIBLE = [
+    ("RFRMSprop", "preconditioner", -1, "must not be negative"),
+    ("RFFullAdagrad", "block0.inverse", -1, "must be positive definite"),
+    ("RFShampoo", "block0.inverse0", -1, "must be positive definite"),
+    ("RFShampoo", "block0.factor0", -1, "must be positive definite"),
+    ("IFWhitening", "block0.mean_square", -1, "must not be negative"),
+    ("companion", "exp_avg_sq", -1, "must not be negative"),
+    ("IFShampoo", "step", -1, "must not be negative"),
+    ("IFShampoo", "step", 0.75, "must be a whole number"),
+    ("IFShampoo", "block0.factor0", 0, "must not be zero"),
+]
 
 
-@pytest.mark.parametrize("method", NEGATIVE)
-def test_what_no_step_could_have_left(method):
+@pytest.mark.parametrize(("method", "key", "times", "message"), IMPOSSIBLE)
+def test_what_no_step_could_have_left(method, key, times, message):
     saved = copy.deepcopy(made(method).state_dict())
-    last_row(saved)[NEGATIVE[method]].neg_()
-    refused(made(method), saved, "must not be negative|must be positive definite")
+    last_row(saved)[key] = last_row(saved)[key] * times
+    refused(made(method), saved, message)
+
+
+def test_factors_without_a_sign_are_taken_with_any():
+    saved = copy.deepcopy(made("IFShampoo").state_dict())
+    last_row(saved)["block0.factor0"].neg_()  # (-K)(-K)ᵀ = KKᵀ
+    made("IFShampoo").load_state_dict(saved)
 
 
 BAD_GROUPS: dict[str, tuple[dict[str, Any], str]] = {
@@ -188,6 +198,17 @@ def test_other_names_are_matched_by_position_unless_a_name_says_otherwise():
     wrapped.load_state_dict(source.state_dict())
     assert marks(wrapped) == [1, 2]
     refused(named("b", "c"), source.state_dict(), "b is number 1 there and 0 here")
+
+
+def test_a_name_in_another_group_is_refused():
+    """Shapes are alike: by position, each would get what belongs to the other."""
+    made_of = [(name, nn.Parameter(torch.ones(3))) for name in ("a", "b")]
+    groups = [{"params": [pair]} for pair in made_of]
+    saved = rootfree.RFRMSprop(groups, batch_size=4).state_dict()
+    optimizer = rootfree.RFRMSprop(
+        [{"params": [(name, nn.Parameter(torch.ones(3)))]} for name in ("b", "a")], batch_size=4
+    )
+    refused(optimizer, saved, "parameter b is in group 1 of the checkpoint and in group 0")
 
 
 def test_names_survive_in_an_optimizer_without_names():

@@ -95,6 +95,8 @@ def test_labels_that_are_left_out_are_not_counted(make):
     labels[1, 0] = -100
     model = make()
     B = counted(copy.deepcopy(model), lambda m: m(ids, labels=labels)["loss"], count="tokens")
+    wrapped = Wrapped(copy.deepcopy(model))  # and with labels that are not called by name
+    assert counted(wrapped, lambda m: m(ids, labels)["loss"], count="tokens") == B
     model(ids, labels=labels)["loss"].backward()
     mean = model.head.bias.grad.clone()
     model.zero_grad()

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import rootfree
+from conformance.curvatures import FromGradients
 from conformance.problems import batches, loss_of, network, snapshot
 from conformance.rows import ROWS
 from rootfree.kernels.stack import Stack
@@ -192,6 +193,43 @@ def test_raise_names_the_parameter_and_changes_nothing(name):
     assert optimizer.skipped_steps == 0
     backward(model, x, y)
     optimizer.step()
+
+
+class WithHole(FromGradients):
+    """Curvature with a number that is not finite, of one parameter in one step."""
+
+    bad: torch.Tensor | None = None
+
+    def of(self, p, *, batch_size):
+        H = super().of(p, batch_size=batch_size)
+        if p is self.bad:
+            (H.V if self.form == "outer products" else H.h).view(-1)[1] = math.inf
+        return H
+
+
+@pytest.mark.parametrize("mode", ["skip", "raise"])
+@pytest.mark.parametrize(
+    ("method", "form"),
+    [("RFFullAdagrad", "outer products"), ("RFRMSprop", "diagonal"), ("IFShampoo", "diagonal")],
+)
+def test_a_curvature_that_is_not_finite_changes_nothing(method, form, mode, decides):
+    model, curvature = network(), WithHole(form)
+    optimizer = getattr(rootfree, method)(
+        model.named_parameters(), batch_size=32, curvature=curvature, nonfinite=mode
+    )
+    for (x, y), bad in zip(batches(2), (model[6].bias, None), strict=True):
+        backward(model, x, y)
+        curvature.bad = bad
+        before = bits(optimizer)
+        if bad is not None and mode == "raise":
+            with pytest.raises(FloatingPointError, match=r"curvature of parameter 6\.bias"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        clock = {key for key in bits(optimizer) if key.endswith(".refresh_clock")}
+        changed = {key for key in before if before[key] != bits(optimizer)[key]} - clock
+        assert bool(changed) == (bad is None)
+    assert optimizer.skipped_steps == (mode == "skip")
 
 
 def test_propagate_does_not_look():

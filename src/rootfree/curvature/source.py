@@ -32,6 +32,8 @@ class CurvatureSource:
         self.pairs = JointPairs(curvature.joint())
         self._answers: dict[Tensor, ParameterCurvature | None] = {}
         self._cuts: dict[tuple[Tensor, Tile], tuple[Tile, SumOfOuterProducts]] = {}
+        #: parameters, and the largest number in each tensor of their H: NaN if one is NaN
+        self.largest: list[tuple[Tensor, Tensor]] = []
 
     @_disable_dynamo
     def check(self, params: Sequence[Tensor]) -> None:
@@ -55,7 +57,7 @@ class CurvatureSource:
 
         `blocks_here`: where ranks share the blocks of a parameter, those that are owned here.
         """
-        self._answers, self._cuts = {}, {}
+        self._answers, self._cuts, self.largest = {}, {}, []
         answers: dict[Tensor, ParameterCurvature | None] = {}
         for p, shape, B in matrices:
             if p not in answers:
@@ -64,6 +66,8 @@ class CurvatureSource:
                 V = H.V if isinstance(H, SumOfOuterProducts) else None
                 _check_form(H, p, shape)
                 answers[p] = H
+                # Now, too: V need not stay, and its parts are made anew where they are used.
+                self.largest += [(p, _largest(t)) for t in _tensors_of(H) if t.numel() > 0]
                 if V is not None:
                     self._cuts |= {(p, tile): cut_out(tile, V) for tile in blocks_here(p) or ()}
         self._answers = answers
@@ -113,13 +117,13 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
     if H is None:
         return
     if isinstance(H, SumOfOuterProducts):
-        tensors, fits = [H.V], tuple(H.V.shape[1:]) == shape
+        fits = tuple(H.V.shape[1:]) == shape
         wanted, got = f"V of shape (r, {', '.join(map(str, shape))})", tuple(H.V.shape)
     elif isinstance(H, DiagonalCurvature):
-        tensors, fits = [H.h], tuple(H.h.shape) == shape
+        fits = tuple(H.h.shape) == shape
         wanted, got = f"h of shape {shape}", tuple(H.h.shape)
     elif isinstance(H, KroneckerCurvature):
-        tensors, fits = list(H.factors), math.prod(H.axes) == math.prod(shape)
+        fits = math.prod(H.axes) == math.prod(shape)
         wanted, got = f"axes with product {math.prod(shape)}", H.axes
     else:
         raise TypeError(
@@ -128,10 +132,23 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
         )
     if not fits:
         raise ValueError(f"{what} must have {wanted}, got {got}")
-    for t in tensors:
+    for t in _tensors_of(H):
         if not torch.is_floating_point(t):
             raise TypeError(f"{what} must be of a real floating-point dtype, got {t.dtype}")
         if hasattr(t, "full_tensor"):
             raise TypeError(f"{what} must be whole and the same on every rank, got a DTensor")
         if t.device != p.device:
             raise ValueError(f"{what} must be on {p.device}, got {t.device}")
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    largest: Tensor = torch.linalg.vector_norm(tensor.detach(), math.inf)
+    return largest
+
+
+def _tensors_of(H: ParameterCurvature | None) -> Sequence[Tensor]:
+    if H is None:
+        return []
+    if isinstance(H, SumOfOuterProducts):
+        return [H.V]
+    return [H.h] if isinstance(H, DiagonalCurvature) else H.factors

@@ -147,7 +147,10 @@ def _fitting(
     if "momentum" in whole and "momentum" not in fresh:  # a scheduler turned it off
         fresh["momentum"] = torch.zeros_like(p, dtype=whole["momentum"].dtype)
     for key, tensor in whole.items():
-        _check_tensor(key, tensor, fresh.get(key), p)
+        # What has an inverse beside it is S; alone it is K, which has no sign.
+        inverse = key.replace(".factor", ".inverse")
+        positive = ".inverse" in inverse and inverse in whole
+        _check_tensor(key, tensor, fresh.get(key), p, positive=positive)
     if CLOCK in foreign and "step" in whole:
         clock = foreign[CLOCK]
         if not isinstance(clock, Tensor) or clock.shape != whole["step"].shape:
@@ -177,8 +180,13 @@ def _kept(value: Any, p: Tensor) -> Any:
     return value.detach().clone().to(p.device) if isinstance(value, Tensor) else deepcopy(value)
 
 
-def _check_tensor(key: str, tensor: Tensor, wanted: Tensor | None, p: Tensor) -> None:
-    """Refuse what copying would change, or what no step could have left."""
+def _check_tensor(
+    key: str, tensor: Tensor, wanted: Tensor | None, p: Tensor, *, positive: bool = False
+) -> None:
+    """Refuse what copying would change, or what no step could have left.
+
+    `positive`: whether it is positive definite by what it means.
+    """
     what = f"state {key!r} of a parameter of shape {tuple(p.shape)}"
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise StateMismatchError(f"{what} must be a dense tensor with numbers, got {tensor.layout}")
@@ -189,11 +197,23 @@ def _check_tensor(key: str, tensor: Tensor, wanted: Tensor | None, p: Tensor) ->
     local, name = getattr(tensor, "_local_tensor", tensor), key.rpartition(".")[2]
     if local.is_complex() or not bool(local.isfinite().all()):
         raise StateMismatchError(f"{what} has numbers that are complex or not finite")
+    if wanted is not None and not bool(local.to(wanted.dtype).isfinite().all()):
+        raise StateMismatchError(f"{what} has numbers beyond the range of {wanted.dtype}")
+    if key == "step" and not bool((local == local.long()).all()):
+        raise StateMismatchError(f"{what} must be a whole number")
     if name in _NOT_NEGATIVE and bool((local < 0).any()):
         raise StateMismatchError(f"{what} must not be negative")
-    matrices = name.startswith("inverse") and local.dim() == 3
-    if matrices and not bool((local.diagonal(dim1=-2, dim2=-1) > 0).all()):
+    if local is not tensor:
+        return  # rows of a matrix say no more
+    if positive and not bool((_diagonal(local) > 0).all()):
         raise StateMismatchError(f"{what} must be positive definite")
+    if name.startswith("factor") and local.numel() > 0 and not bool(local.any()):
+        raise StateMismatchError(f"{what} must not be zero")
+
+
+def _diagonal(blocks: Tensor) -> Tensor:
+    """Of matrices (b, d, d); all of (b, d), which has nothing else."""
+    return blocks.diagonal(dim1=-2, dim2=-1) if blocks.dim() == 3 else blocks
 
 
 def _kind(dtype: torch.dtype) -> str:

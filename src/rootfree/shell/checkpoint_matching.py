@@ -37,6 +37,7 @@ def match_state_dict(groups: Sequence[Group], state_dict: Any, *, method: str) -
         _match_group(number, group, saved, states, method)
         for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True))
     ]
+    _check_homes(groups, saved_groups)
     _check_numbers([key for saved in saved_groups for key in saved["params"]], states)
     return matched
 
@@ -66,6 +67,21 @@ def _parts(state_dict: Any) -> tuple[Mapping[Any, Any], list[Mapping[str, Any]]]
         if not isinstance(group.get("params"), (list, tuple)):
             raise StateMismatchError(f"group {number} has no list 'params' in the checkpoint")
     return states, list(groups)
+
+
+def _check_homes(groups: Sequence[Group], saved_groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a parameter whose name is in another group of the checkpoint."""
+    homes: dict[str, list[int]] = {}
+    for number, saved in enumerate(saved_groups):
+        for name in saved.get("param_names", ()):
+            homes.setdefault(name, []).append(number)
+    for number, group in enumerate(groups):
+        for name in group.get("param_names", ()):
+            if number not in homes.get(name, [number]):
+                raise StateMismatchError(
+                    f"parameter {name} is in group {homes[name][0]} of the checkpoint and in group "
+                    f"{number} of the optimizer"
+                )
 
 
 def _check_numbers(keys: list[Any], states: Mapping[Any, Any]) -> None:
@@ -122,7 +138,7 @@ def _in_order(number: int, group: Group, keys: list[Any], theirs: list[str] | No
     mine = group.get("param_names")
     if mine is None or theirs is None or mine == theirs:
         return keys
-    if sorted(mine) == sorted(theirs):
+    if sorted(mine) == sorted(theirs) and len(set(mine)) == len(mine):
         by_name = dict(zip(theirs, keys, strict=True))
         return [by_name[name] for name in mine]
     # Renamed (a wrapper's prefix, say): by position, unless a name says otherwise.

@@ -4,9 +4,9 @@ What was found of a group is remembered, and looked up again as long as nothing 
 has changed.
 
 One number that is not finite would stay in momenta and factors for good. Whether there is one is
-asked of all gradients before anything changes. On a CPU the answer is read. Elsewhere it stays on
-the device, as a flag: kernels read it and write nothing, and what torch functions changed is put
-back.
+asked of all gradients, and of the curvature that was given, before anything changes. On a CPU the
+answer is read. Elsewhere it stays on the device, as a flag: kernels read it and write nothing, and
+what torch functions changed is put back.
 """
 
 from __future__ import annotations
@@ -115,17 +115,26 @@ class Watch:
         self._counts: dict[torch.device, Tensor] = {}
         self._kernels: dict[torch.device, bool] = {}  # whether the kernel runs there
 
-    def look(self, work: Sequence[Work], groups: Sequence[dict[str, Any]]) -> bool:
-        """Whether to go on: not where the host knows that a gradient is not finite.
+    def look(
+        self,
+        work: Sequence[Work],
+        groups: Sequence[dict[str, Any]],
+        curvature: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> bool:
+        """Whether to go on: not where the host knows that a number is not finite.
 
         Where it does not know, `skip` in the work says so on the device.  Changes work.
+
+        `curvature`: parameters, and the largest number of the curvature that was given for them.
         """
         for w in work:
             w.skip = None
-        flags = {} if self.mode == "propagate" else self._find_nonfinite(work)
+        flags = {}
+        if self.mode != "propagate":
+            flags = self._find_nonfinite(work, [tensor for _, tensor in curvature])
         if self.mode == "raise":
             if any(map(bool, flags.values())):
-                _refuse(groups)
+                _refuse(groups, curvature)
         elif flags:
             # One device counts: a CPU, if there is one, for all of them.
             device = next(filter(host_reads, flags), next(iter(flags)))
@@ -136,11 +145,14 @@ class Watch:
                 w.skip = flags[w.ps[0].device]
         return True
 
-    def _find_nonfinite(self, work: Sequence[Work]) -> dict[torch.device, Tensor]:
-        """On each device of the work: 1 if any gradient, on whatever device, is not finite, else 0.
+    def _find_nonfinite(
+        self, work: Sequence[Work], curvature: Sequence[Tensor]
+    ) -> dict[torch.device, Tensor]:
+        """On each device of the work: 1 if any number, on whatever device, is not finite, else 0.
 
         All ranks find the same: a gradient that was averaged over ranks is not finite on any of
-        them, and the shards of a gradient (a DTensor) are asked about together.
+        them, and the shards of a gradient (a DTensor) are asked about together. A curvature is the
+        same on every rank.
         """
         found: dict[torch.device, list[Tensor]] = {}
         meshes: dict[torch.device, list[Any]] = {}
@@ -149,6 +161,10 @@ class Watch:
                 found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
                 meshes.setdefault(w.ps[0].device, []).extend(w.meshes)
         flags = {device: self._flag(gs, device) for device, gs in found.items()}
+        for device in flags:
+            given = [tensor for tensor in curvature if tensor.device == device]
+            if given:
+                flags[device] = torch.maximum(flags[device], _plain_flag(given))
         for device, flag in flags.items():
             for group in _process_groups(meshes[device]):
                 torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
@@ -159,16 +175,10 @@ class Watch:
 
     def _flag(self, gs: list[Tensor], device: torch.device) -> Tensor:
         """1 if a number is not finite, else 0: float32, on the device."""
-        if host_reads(device):
-            return torch.tensor(0.0 if all_finite(gs) else 1.0)
         if not gs:
             return torch.zeros((), device=device)
-        if {g.dtype for g in gs} <= DTYPES and self._has_kernel(gs[0]):
-            return self.kernel(gs)
-        norms = list(torch._foreach_norm(gs, math.inf))
-        if len({norm.dtype for norm in norms}) > 1:
-            norms = [norm.double() for norm in norms]
-        return 1 - torch.stack(norms).isfinite().all().float()
+        known = not host_reads(device) and {g.dtype for g in gs} <= DTYPES
+        return self.kernel(gs) if known and self._has_kernel(gs[0]) else _plain_flag(gs)
 
     def _has_kernel(self, g: Tensor) -> bool:
         if torch.compiler.is_compiling():
@@ -198,6 +208,16 @@ def host_reads(device: torch.device) -> bool:
     return device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def _plain_flag(tensors: list[Tensor]) -> Tensor:
+    """1 if a number in tensors of one device is not finite, else 0: float32, on the device."""
+    if host_reads(tensors[0].device):
+        return torch.tensor(0.0 if all_finite(tensors) else 1.0)
+    norms = list(torch._foreach_norm(tensors, math.inf))
+    if len({norm.dtype for norm in norms}) > 1:
+        norms = [norm.double() for norm in norms]
+    return 1 - torch.stack(norms).isfinite().all().float()
+
+
 def all_finite(gs: list[Tensor]) -> bool:
     """Whether all numbers are finite; the host waits for the answer."""
     # Fast, and sure if it says yes; sums of squares overflow where no number does.
@@ -219,14 +239,17 @@ def _process_groups(meshes: Iterable[Any]) -> list[Any]:
     ]
 
 
-def _refuse(groups: Sequence[dict[str, Any]]) -> None:
-    """Say which gradient is not finite."""
+def _refuse(groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Say which gradient, or curvature, is not finite."""
     for group, names in named_groups(groups):
         for name, p in zip(names, group["params"], strict=True):
             g = getattr(p.grad, "_local_tensor", p.grad)
-            if g is not None and not _each_finite([g]):
+            given = [tensor for owner, tensor in curvature if owner is p]
+            bad = {"gradient": g is not None and not _each_finite([g])}
+            bad["curvature"] = not _each_finite(given)
+            for what in filter(bad.__getitem__, bad):
                 raise FloatingPointError(
-                    f"the gradient of parameter {name} of shape {tuple(p.shape)} is not finite; "
+                    f"the {what} of parameter {name} of shape {tuple(p.shape)} is not finite; "
                     "nothing was changed. nonfinite='skip' leaves such steps out"
                 )
     raise FloatingPointError("a gradient on another rank is not finite; nothing was changed")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
+from inspect import Parameter, signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +23,8 @@ def counter_of(count: Any, model: nn.Module) -> tuple[Count, bool]:
     if count is None or count == "examples":
         return first_length, count is None
     if count == "tokens":
-        return partial(tokens, shifts=shifts_labels(model)), False
+        names = _positional_names(_inside(model)[-1])
+        return partial(tokens, shifts=shifts_labels(model), names=names), False
     if callable(count):
         return count, False
     raise ValueError(f"count must be None, 'examples', 'tokens' or a function, got {count!r}")
@@ -36,12 +38,15 @@ def first_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     raise ValueError("no tensor with an axis in the model's inputs: give track_batch_size a count")
 
 
-def tokens(args: tuple[Any, ...], kwargs: dict[str, Any], *, shifts: bool) -> int:
+def tokens(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, shifts: bool, names: Sequence[str] = ()
+) -> int:
     """Labels that the loss averages over; without labels, numbers in the first tensor of ids.
 
     `shifts`: the model does without the first label of each sequence, unless it is given
-    `shift_labels`, which have been moved already.
+    `shift_labels`, which have been moved already. `names`: of the positional arguments.
     """
+    kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
     shifted = next(_named("shift_labels", (args, kwargs)), None)
     labels = labels_in(args, kwargs)
     if shifted is None and labels is not None:
@@ -109,13 +114,28 @@ def _is_integer(tensor: Tensor) -> bool:
 
 def shifts_labels(model: nn.Module) -> bool:
     """Whether a model, or what it wraps, compares each token with the next."""
+    return any(type(each).__name__.endswith(_SHIFTING) for each in _inside(model))
+
+
+def _inside(model: nn.Module) -> list[Any]:
+    """A model, and what it wraps: compiled or data-parallel ones."""
     seen: list[Any] = [model]
     while len(seen) < 8:
         inner = getattr(seen[-1], "_orig_mod", getattr(seen[-1], "module", None))
         if not isinstance(inner, nn.Module):
             break
         seen.append(inner)
-    return any(type(each).__name__.endswith(_SHIFTING) for each in seen)
+    return seen
+
+
+def _positional_names(model: nn.Module) -> list[str]:
+    """What the positional arguments of a model are called; nothing if that is not known."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # compiled by torch.jit, say
+        return []
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
 
 def _named(name: str, tree: Any) -> Iterator[Tensor]:

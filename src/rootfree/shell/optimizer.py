@@ -193,15 +193,14 @@ class RootFreeOptimizer(Optimizer, ABC):
     def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient.
 
-        All gradients are looked at before the first parameter is changed, so that an error leaves
-        parameters and state as they were.
+        All gradients, and a curvature that is given, are looked at before the first parameter is
+        changed, so that an error leaves parameters and state as they were.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         work = find_work(self)
-        acts = self._watch.look(work, self.param_groups)
         refreshed = [w for w in work if w.refresh] if self._curvature is not None else []
         if self._curvature is not None:
             self._curvature.check([p for w in refreshed for p in w.params])
@@ -216,6 +215,8 @@ class RootFreeOptimizer(Optimizer, ABC):
                 w.matrices = w.matrices or self._curvature.matrices_of(w.params)
             asked = ((*each, self._terms(w.group)) for w in refreshed for each in w.matrices)
             self._curvature.ask(asked, self._blocks_here)
+        given = [] if self._curvature is None else self._curvature.largest
+        acts = self._watch.look(work, self.param_groups, given)
         for w in work:
             if acts:
                 self._act(w)

@@ -25,7 +25,8 @@ def wrappers_around(optimizer: Any) -> Wrappers:
     for _ in range(_FRAMES):
         # Functions that return soon: to look at the locals of a training loop keeps them alive.
         steps = frame is not None and frame.f_code.co_name.endswith("step")
-        caller = frame.f_locals.get("self") if frame is not None and steps else None
+        first = frame.f_code.co_varnames[:1] if frame is not None and steps else ()
+        caller = frame.f_locals.get(*first) if frame is not None and first else None
         if caller is not None and all(caller is not each for each in held):
             attributes = getattr(caller, "__dict__", {}).values()
             holds = any(value is each for value in attributes for each in held)

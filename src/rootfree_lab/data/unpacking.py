@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterable
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -36,6 +37,20 @@ class Allowance:
             yield block
 
 
+class _Counted(gzip.GzipFile):
+    """A gzipped file that counts all that is read of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "rb")
+        self._allowance = Allowance(path)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """The next bytes."""
+        block = super().read(size)
+        self._allowance.take(len(block))
+        return block
+
+
 def gunzip(path: Path) -> bytes:
     """The content of a gzipped file."""
     with gzip.open(path, "rb") as file:
@@ -44,13 +59,13 @@ def gunzip(path: Path) -> bytes:
 
 def unpack_tar(archive: Path, keep: tuple[str, ...], target: Path) -> None:
     """Put the files of a gzipped tar archive whose paths match into the folder `target`."""
-    allowance = Allowance(archive)
-    with tarfile.open(archive, "r:gz") as tar:
+    # Headers count too, in small blocks: tarfile takes them into memory, however long they are.
+    with _Counted(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
         for member in tar:
-            if member.isfile() and matches(member.name, keep):
-                content = tar.extractfile(member)
-                if content is not None:
-                    _write(content, member.name, target, allowance)
+            kept = member.isfile() and matches(member.name, keep)
+            content = tar.extractfile(member) if kept else None
+            if content is not None:
+                _write(iter(partial(content.read, _BLOCK), b""), member.name, target)
 
 
 def unpack_zip(archive: Path, keep: tuple[str, ...], target: Path) -> None:
@@ -60,7 +75,7 @@ def unpack_zip(archive: Path, keep: tuple[str, ...], target: Path) -> None:
         for member in files.infolist():
             if not member.is_dir() and matches(member.filename, keep):
                 with files.open(member) as content:
-                    _write(content, member.filename, target, allowance)
+                    _write(allowance.blocks(content), member.filename, target)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -68,10 +83,10 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def _write(content: IO[bytes], name: str, target: Path, allowance: Allowance) -> None:
+def _write(blocks: Iterable[bytes], name: str, target: Path) -> None:
     # The last part of the name only: no archive writes outside the target.
     with (target / PurePosixPath(name).name).open("wb") as file:
-        file.writelines(allowance.blocks(content))
+        file.writelines(blocks)
 
 
 def check_zip(path: Path) -> None:

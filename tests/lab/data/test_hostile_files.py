@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -198,6 +199,20 @@ def test_a_gzipped_bomb(tmp_path, bomb):
         gunzip(path)
     path.write_bytes(gzip.compress(b"some" * 1000))
     assert gunzip(path) == b"some" * 1000
+
+
+def test_headers_of_an_archive_count(tmp_path):
+    """tarfile takes a header into memory, whatever length it says."""
+    member, header = tarfile.TarInfo("data.txt"), tarfile.TarInfo("header")
+    header.type, header.size = tarfile.XHDTYPE, 8 << 20
+    archive = tmp_path / "archive.tar.gz"
+    with gzip.open(archive, "wb") as file:
+        file.write(header.tobuf(tarfile.USTAR_FORMAT))
+        file.write((b"%d comment=" % header.size).ljust(header.size - 1, b"a") + b"\n")
+        file.write(member.tobuf(tarfile.USTAR_FORMAT) + bytes(1024))
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        unpack_tar(archive, ("*",), tmp_path)
+    assert list(tmp_path.iterdir()) == [archive]
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
