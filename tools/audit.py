@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import urllib.error
 import urllib.request
@@ -57,10 +58,16 @@ def is_allowed(text: str) -> bool:
     )
 
 
+def installed() -> list[importlib.metadata.Distribution]:
+    """Packages of this environment: not those that a package brings along for itself."""
+    folders = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
+    return list(importlib.metadata.distributions(path=sorted(folders)))
+
+
 def licences() -> list[str]:
     """A line for every installed package whose licence is not allowed."""
     found = []
-    for package in importlib.metadata.distributions():
+    for package in installed():
         text = licence(package.metadata)
         if not is_allowed(text) and not OF_THE_DEVICE.fullmatch(package.name):
             shown = text.splitlines()[0] if text else "none"
@@ -149,7 +156,7 @@ def main(arguments: list[str]) -> int:
         raise SystemExit(__doc__)
     else:
         wrong += licences()
-        packages = [(d.name, d.version) for d in importlib.metadata.distributions()]
+        packages = [(d.name, d.version) for d in installed()]
         try:
             wrong += vulnerabilities((n, v) for n, v in packages if n != "rootfree")
         except OSError as error:
