@@ -125,9 +125,10 @@ def _row(mine: Tuned, reference: Tuned | None) -> tuple[float, tuple[str, ...]]:
 
 def bars(found: Found) -> list[Bar]:
     """What the library asks of its tuned methods beside tuned peers."""
-    gpt, vit, resnet = (found.get(f"{name}") or {} for name in _TASKS)
+    tasks = ("gpt_sotu", "vit_cifar10", "resnet_cifar10")
+    gpt, vit, resnet = (found.get(task, {}) for task in tasks)
     whitening, shampoo = gpt.get("IFWhitening"), gpt.get("IFShampoo")
-    bars = [
+    transformers = [
         _below("byte GPT: `IFWhitening`", whitening, gpt.get("Muon"), by=0.005),
         _below("byte GPT: `IFWhitening`", whitening, gpt.get("SOAP"), by=0.0),
         _below("byte GPT: `IFShampoo`", shampoo, gpt.get("Muon"), by=0.0),
@@ -137,10 +138,8 @@ def bars(found: Found) -> list[Bar]:
     root_free = [resnet[name] for name in ROOT_FREE if name in resnet]
     best = min(root_free, key=lambda each: mean(each.scores), default=None)
     label = f"ResNet-18: `{'root-free' if best is None else best.optimizer}`"
-    return bars + [_below(label, best, resnet.get(name), by=0.015) for name in (REFERENCE, "SGD")]
-
-
-_TASKS = ("gpt_sotu", "vit_cifar10", "resnet_cifar10")
+    peers = [resnet.get(name) for name in (REFERENCE, "SGD")]
+    return transformers + [_below(label, best, peer, by=0.015) for peer in peers]
 
 
 def _below(label: str, mine: Tuned | None, other: Tuned | None, *, by: float) -> Bar:
