@@ -10,8 +10,8 @@ from torch import nn
 
 import rootfree
 from rootfree.layout.structured import structure_option, structured_tiles
-from rootfree.methods.inverse_free import product_dtype
 from rootfree.shell.checks import init_scale, positive
+from rootfree.shell.parameter_state import product_dtype
 from rootfree.structures import make_structure
 
 

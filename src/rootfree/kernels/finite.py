@@ -1,8 +1,9 @@
-"""One launch that looks for a number that is not finite in all gradients."""
+"""One launch that looks for a number that is not finite in all gradients, and what follows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -69,3 +70,16 @@ class _List:
                 G=kernels.dtype(gs[0]), ALIGNED=self.places.aligned,
                 CHUNK=_CHUNK, BLOCK=_BLOCK, num_warps=_WARPS,
             )  # fmt: skip
+
+
+@contextmanager
+def unchanged_if(flag: Tensor, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """What is done to tensors inside is undone, on the device, if the flag is set.
+
+    For steps without kernels: they take a copy of what they change, for as long as they last.
+    """
+    tensors = [getattr(t, "_local_tensor", t) for t in tensors]
+    copies = [t.clone() for t in tensors]
+    yield
+    for t, copy in zip(tensors, copies, strict=True):
+        t.copy_(torch.where(flag != 0, copy, t))

@@ -6,7 +6,8 @@ the tail reads them from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ from rootfree.kernels.block_table import (
     items_of,
     rectangles_of,
 )
-from rootfree.kernels.graphs import Recordings
+from rootfree.kernels.graphs import Recordings, side_by_side
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.rounding import advance_
-from rootfree.kernels.stack import Part, shares_of
+from rootfree.kernels.stack import CurvatureOf, Part, Stack, shares_of
 from rootfree.kernels.tables import NUMBERS, SKIP, AddressTable, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.rules.momentum import Tail
@@ -35,9 +36,34 @@ from rootfree.rules.momentum import Tail
 # Items of a program that only reads, where looking up the place would take most of its time.
 _SEVERAL = 4
 _PROGRAM: dict[str, Any] = {"ROWS": ROWS, "COLS": COLS, "num_warps": WARPS}
+# What rules have in their launches; kernels read it on the device.
+_RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum", "update_every")
 
 
-class FusedStack:
+class KernelStack(Stack):
+    """A stack whose directions are made by kernels, where there are any for them."""
+
+    def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
+        """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
+        if self.numbers is not None:
+            send_numbers(self.numbers, tail, rates)
+
+    def tell(self, skip: Tensor | None) -> None:
+        """Whether this step may change anything; None: it may.  Call after `send`."""
+        self.skip = skip
+        if skip is not None and self.numbers is not None:  # where kernels, also recorded ones, look
+            self.skip = self.numbers.tensor[SKIP].copy_(skip)
+
+    def _direct_(self, part: Part, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+        kernel, refresh = part.share.bucket.plan.kernel, curvature is not None
+        if kernel is None or self.numbers is None:
+            super()._direct_(part, group, curvature)
+        else:
+            kernel(part.state, part.G, part.squares, self.numbers.tensor, refresh=refresh)
+            self.keep_(part, refresh=refresh)
+
+
+class FusedStack(KernelStack):
     """Blocks of some buckets, one after the other, and the tables that say where they belong."""
 
     def __init__(
@@ -88,7 +114,7 @@ class FusedStack:
             self._elements = start + -start % 64  # where the matrix units like it
         # Blocks with fewer sums than others of their share, and parameters without a gradient in a
         # joint pair, leave zeros.
-        self._ragged, self._holes = ragged, filled < self._elements
+        self._ragged, self._gaps = ragged, filled < self._elements
         # Parameters that can be read eight numbers at a time come first.
         regular = [aligned([r for r, _ in mine]) for mine in of_parameter]
         rectangles: list[Rectangle] = []
@@ -113,20 +139,13 @@ class FusedStack:
         tables = (self._rectangles, self._items, self._spans, self._sizes)
         self._gradients = AddressTable(len(self.ps), device, beside=tables)
         self._state = AddressTable(3 * len(self.ps), device, beside=tables)
-        self.numbers = NumberTable(NUMBERS, device)
-        self.skip: Tensor | None = None  # on the device: not 0 where nothing may change
+        self.numbers: NumberTable = NumberTable(NUMBERS, device)
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
         self._gradients.stock_up()
         self._state.stock_up()
-        send_numbers(self.numbers, tail, rates)
-
-    def tell(self, skip: Tensor | None) -> None:
-        """Whether this step may change anything; None: it may.  Call after `send`."""
-        self.skip = None
-        if skip is not None:  # to where kernels, recorded ones too, read it
-            self.skip = self.numbers.tensor[SKIP].copy_(skip)
+        super().send(tail, rates)
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Fill the stack with gradients (and their sums of squares)."""
@@ -158,20 +177,24 @@ class FusedStack:
             if self._recordings_now() is not None:
                 self._kept = room
         self._values, self._squares = room
-        if self._holes:
+        if self._gaps:
             self._values.zero_()
 
-    def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
-        """Do work on the parts, from a graph where that is faster.
-
-        `kind` has all that it depends on beside the contents of tensors.
-        """
+    def direct_(self, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+        """Gradients in the stack <- their directions, from a graph where that is faster."""
         recordings = self._recordings_now()
         if recordings is None:
-            work()
-        else:
+            self._direct_all_(group, curvature)
+        else:  # all that it depends on beside the contents of tensors
+            rates = () if self.by_kernels else [group.get(name) for name in _RATES]
             slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
-            recordings((*kind, *slabs), work)
+            kind = (curvature is not None, *rates, *slabs)
+            recordings(kind, partial(self._direct_all_, group, curvature))
+
+    def _direct_all_(self, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+        parts = list(self.parts())  # all are there at once
+        works = [(p.G.numel(), partial(self._direct_, p, group, curvature)) for p in parts]
+        side_by_side(works, self.ps[0].device)
 
     def release(self) -> None:
         """Drop recorded graphs."""

@@ -1,20 +1,25 @@
 """The blocks of a step: gradients go in, directions come out, and the tail takes them from there.
 
 A stack serves one list of parameters that have gradients, and the buckets that their blocks are in.
-Here it is made of torch functions; fused_stack.py has the one with kernels.
+Here it is made of torch functions; fused_stack.py has the one with kernels, placement/ the one that
+ranks share.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rootfree.curvature import BlockCurvature
+from rootfree.kernels.finite import unchanged_if
 from rootfree.kernels.rounding import widened
+from rootfree.kernels.tables import NumberTable
 from rootfree.layout.buckets import Bucket, Slot, put_back_, select
 from rootfree.layout.tiles import Piece
 from rootfree.rules.momentum import Tail, descend_
@@ -59,8 +64,17 @@ def shares_of(ps: list[Tensor], buckets: list[Bucket[Any]]) -> list[Share]:
     return shares
 
 
+#: H of the blocks of a part
+CurvatureOf = Callable[[Part], BlockCurvature]
+
+
 class Stack:
     """Blocks gathered bucket by bucket, directions scattered into tensors like the parameters."""
+
+    ps: list[Tensor]
+    shares: list[Share]
+    numbers: NumberTable | None = None  # hyper-parameters where kernels read them, if there are any
+    skip: Tensor | None = None  # on the device: not 0 where nothing may change
 
     def __init__(self, ps: list[Tensor], buckets: list[Bucket[Any]], *, wide: torch.dtype) -> None:
         self.ps = ps
@@ -82,7 +96,14 @@ class Stack:
             self._holes.append(elements < start)
         self._gs: list[Tensor] = []
         self.directions: list[Tensor] = []  # like the parameters, between `keep_` and `descend_`
-        self.skip: Tensor | None = None  # on the device: not 0 where nothing may change
+
+    @property
+    def by_kernels(self) -> bool:
+        """Whether kernels make all directions."""
+        return all(share.bucket.plan.kernel is not None for share in self.shares)
+
+    def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
+        """Bring the hyper-parameters to where kernels read them: of the tail, of the factors."""
 
     def tell(self, skip: Tensor | None) -> None:
         """Where this step finds whether it may change anything; None: it may."""
@@ -94,9 +115,27 @@ class Stack:
         # Directions are contiguous, whatever the layout of the parameter.
         self.directions = [torch.empty(p.shape, dtype=self._wide, device=p.device) for p in self.ps]
 
-    def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
-        """Do work on the parts (the kernels may replay it)."""
-        work()
+    def direct_(self, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+        """Gradients in the stack <- their directions; a curvature first refreshes the state."""
+        for part in self.parts():
+            self._direct_(part, group, curvature)
+
+    def _direct_(self, part: Part, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+        bucket, H = part.share.bucket, None if curvature is None else curvature(part)
+        portions = portions_of(part.G, part.state)
+        for rows in portions:
+            G, state, mine = part.G[rows], part.state, H
+            if len(portions) > 1:
+                state = {name: slab[rows] for name, slab in part.state.items()}
+                mine = None if H is None else H.rows(rows)
+            with self._unless_skipped(() if H is None else state.values()):
+                U = bucket.plan.direction(group, bucket.structures, state, G, mine)
+            G.copy_(U)
+        self.keep_(part, refresh=H is not None)
+
+    def _unless_skipped(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+        """What is done to tensors inside does not count where nothing may change."""
+        return nullcontext() if self.skip is None else unchanged_if(self.skip, tensors)
 
     def release(self) -> None:
         """Nothing is recorded here."""
@@ -123,11 +162,12 @@ class Stack:
 
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""
-        if ms and ms[0].dtype != self._wide:
-            with widened(ms, self._wide, counters) as wide:
-                descend_(self.ps, wide, self.directions, tail)
-        else:
-            descend_(self.ps, ms, self.directions, tail)
+        with self._unless_skipped([*self.ps, *ms, *counters]):
+            if ms and ms[0].dtype != self._wide:
+                with widened(ms, self._wide, counters) as wide:
+                    descend_(self.ps, wide, self.directions, tail)
+            else:
+                descend_(self.ps, ms, self.directions, tail)
         self._gs, self.directions = [], []
 
 
@@ -141,11 +181,11 @@ def _in_stack(G: Tensor, piece: Piece, start: int) -> Tensor:
     return G.as_strided(shape, piece.stack_strides, start + piece.stack_offset)
 
 
-def portions(G: Tensor, state: Mapping[str, Tensor]) -> list[slice]:
+def portions_of(G: Tensor, state: Mapping[str, Tensor]) -> list[slice]:
     """Rows of a stack and its state that are worked on together: on a GPU all of them."""
     if G.device.type != "cpu":
         return [slice(0, len(G))]
-    largest = max(tensor[0].numel() for tensor in (G, *state.values()))
+    largest = max([tensor[0].numel() for tensor in (G, *state.values())])
     # Batched products give whole blocks to the threads: as many to each.
     count = torch.get_num_threads() * max(1, CACHED // largest)
     return [slice(i, min(i + count, len(G))) for i in range(0, len(G), count)]

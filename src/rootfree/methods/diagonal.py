@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from rootfree.kernels.diagonal import FusedDiagonal
+from rootfree.kernels.finite import unchanged_if
 from rootfree.kernels.plan import kernels_run
 from rootfree.kernels.rounding import widened
 from rootfree.placement.local import is_sharded
@@ -18,7 +19,6 @@ from rootfree.rules.diagonal import (
     limited,
     preconditioned_heavy_ball_,
 )
-from rootfree.shell.gradients import unchanged_if
 from rootfree.shell.inspection import Factor, diagonal_limit
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
@@ -67,8 +67,11 @@ class DiagonalOptimizer(RootFreeOptimizer):
     def _update(self, work: Work) -> None:
         if self._update_fused(work):
             return
-        for part in [work] if work.skip is None else portions_of(work, AT_ONCE):
-            with unchanged_if(part.skip, [*part.ps, *_changed(part)]):
+        if work.skip is None:
+            self._update_by_rule(work)
+            return
+        for part in portions_of(work, AT_ONCE):
+            with unchanged_if(work.skip, [*part.ps, *_changed(part)]):
                 self._update_by_rule(part)
 
     def _update_by_rule(self, work: Work) -> None:

@@ -12,7 +12,7 @@ from rootfree.curvature import BlockCurvature, Curvature, OuterProducts
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
-from rootfree.methods.inverse_free import direction, factor_state, product_dtype
+from rootfree.methods.inverse_free import direction, factor_state
 from rootfree.methods.safeguard import bounded, damping, in_unit_, safeguard_state, unit_size
 from rootfree.placement.sharded import Sharded
 from rootfree.rules import full_matrix as rules
@@ -199,7 +199,7 @@ class IFFullAdagrad(BlockOptimizer):
         rank_one = group["safeguard"] and damping(group) == 0 and group["matmul_dtype"] is None
         if group["form"] == "covariance" or rank_one:  # products of O(d²) alone
             return working_dtype(p)
-        return product_dtype(p, structures, group)
+        return super()._products(p, structures, group)
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
         values = super()._checked_options(group)

@@ -11,9 +11,8 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import Curvature
 from rootfree.kernels import factors
 from rootfree.kernels.plan import Group, State, Structures
-from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
-from rootfree.methods.inverse_free import direction, factor_state, product_dtype
+from rootfree.methods.inverse_free import direction, factor_state
 from rootfree.placement.sharded import Sharded
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.checks import boolean
@@ -154,13 +153,5 @@ class IFShampoo(BlockOptimizer):
     ) -> None:
         super().__init__(params, locals())
 
-    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
-        return structured_tiles(
-            self._pairs.shape_of(p), structure=group["structure"], block_size=group["block_size"]
-        )
-
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         return factor_state(p, tile, structures, group, salt=len(self.state))
-
-    def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
-        return product_dtype(p, structures, group)

@@ -12,9 +12,8 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import BlockCurvature, Curvature
 from rootfree.kernels import whitening
 from rootfree.kernels.plan import Group, State, Structures
-from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
-from rootfree.methods.inverse_free import accumulators, norm_of, product_dtype
+from rootfree.methods.inverse_free import accumulators, norm_of
 from rootfree.placement.sharded import Sharded
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules.if_shampoo import balance_, mean_squares
@@ -196,11 +195,6 @@ class IFWhitening(BlockOptimizer):
     ) -> None:
         super().__init__(params, locals())
 
-    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
-        return structured_tiles(
-            self._pairs.shape_of(p), structure=group["structure"], block_size=group["block_size"]
-        )
-
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         b, wide, device = tile.blocks, working_dtype(p), p.device
         dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
@@ -213,9 +207,6 @@ class IFWhitening(BlockOptimizer):
         if dtype == torch.bfloat16:
             state["rounding"] = rounding_counters((b,), salt=len(self.state), device=device)
         return state
-
-    def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
-        return product_dtype(p, structures, group)
 
     def _tail(self, group: Group) -> Tail:
         tail = super()._tail(group)

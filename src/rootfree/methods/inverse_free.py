@@ -31,7 +31,7 @@ from rootfree.rules.if_shampoo import (
     tangents,
 )
 from rootfree.shell.parameter_state import rounding_counters, working_dtype
-from rootfree.structures import Diagonal, Structure, frobenius_norm, per_block
+from rootfree.structures import Structure, frobenius_norm, per_block
 
 
 def factor_state(
@@ -176,18 +176,3 @@ def scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
         return G, 1.0
     size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
     return (G / per_block(size, G)).to(dtype), size
-
-
-def product_dtype(p: Tensor, structures: Structures, group: Group) -> torch.dtype:
-    """The dtype in which `direction` wants gradients: that of the products, but fp32 for fp16.
-
-    Unless asked for, products are in bf16 on CUDA and in fp32 elsewhere, in fp64 for fp64. Diagonal
-    factors alone need no matrix products, and so nothing narrower than fp32.
-    """
-    if p.dtype == torch.float64:
-        return torch.float64
-    if all(isinstance(s, Diagonal) for s in structures):
-        return torch.float32
-    default = torch.bfloat16 if p.device.type == "cuda" else torch.float32
-    dtype: torch.dtype = group["matmul_dtype"] or default
-    return torch.float32 if dtype == torch.float16 else dtype

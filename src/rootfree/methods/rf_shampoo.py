@@ -8,7 +8,6 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, Curvature
 from rootfree.kernels.plan import Group, State, Structures
-from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import factor_rates
 from rootfree.placement.sharded import Sharded
@@ -120,11 +119,6 @@ class RFShampoo(BlockOptimizer):
         placement: Sharded | None = None,
     ) -> None:
         super().__init__(params, locals())
-
-    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
-        return structured_tiles(
-            self._pairs.shape_of(p), structure="dense", block_size=group["block_size"]
-        )
 
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         dtype, scale = working_dtype(p), group["init_scale"]

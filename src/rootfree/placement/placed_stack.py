@@ -8,15 +8,16 @@ where there are kernels for them; torch functions do the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rootfree.kernels.fused_stack import KernelStack
 from rootfree.kernels.stack import Part, Share
-from rootfree.kernels.tables import NUMBERS, SKIP, NumberTable, send_numbers
+from rootfree.kernels.tables import NUMBERS, NumberTable
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.placement.boxes import Box, shape_of
 from rootfree.placement.exchange import Exchange, Flight, Shadow, piece_of, stand_in
@@ -34,7 +35,7 @@ Absent = frozenset[tuple[int, int]]
 MOST_PATTERNS = 4
 
 
-class PlacedStack:
+class PlacedStack(KernelStack):
     """Gathers blocks that are owned here from all ranks, and brings their directions back."""
 
     def __init__(
@@ -73,7 +74,6 @@ class PlacedStack:
         self._coming: Flight | None = None
         self._leaving: Flight | None = None
         self._refresh = True
-        self.skip: Tensor | None = None  # on the device: not 0 where nothing may change
 
     def _way_in(self, each: Round, absent: Absent) -> Exchange:
         """Gradients of a round, from those that have them to the owners."""
@@ -104,17 +104,6 @@ class PlacedStack:
             group=ranks.group if held else None,
         )  # fmt: skip
 
-    def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
-        """Bring hyper-parameters to where the kernels of the directions read them."""
-        if self.numbers is not None:
-            send_numbers(self.numbers, tail, rates)
-
-    def tell(self, skip: Tensor | None) -> None:
-        """Whether this step may change anything; None: it may.  Call after `send`."""
-        self.skip = skip
-        if skip is not None and self.numbers is not None:
-            self.numbers.tensor[SKIP].copy_(skip)
-
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
         """Take the local parts of gradients in the order of the parameters."""
         absent, self._refresh = self._absent(), squares
@@ -135,13 +124,6 @@ class PlacedStack:
         if number >= len(self._rounds):
             return None
         return self._ways[number].start(self._gs, self._ranks.traffic, "gradients")
-
-    def run(self, kind: tuple[Hashable, ...], work: Callable[[], None]) -> None:
-        """Do work on the parts."""
-        work()
-
-    def release(self) -> None:
-        """Nothing is recorded here."""
 
     def parts(self) -> Iterator[Part]:
         """Each share with its gradients, round by round."""
@@ -184,7 +166,8 @@ class PlacedStack:
         """The tail of the step.  Changes the parameters and ms."""
         if self._leaving is not None:
             self._leaving.land_(self._us)
-        self._tail.descend_(self.ps, ms, self._us, self._directions, counters, tail)
+        with self._unless_skipped([*self.ps, *ms, *counters]):
+            self._tail.descend_(self.ps, ms, self._us, self._directions, counters, tail)
         self._gs, self._us, self._directions, self._leaving = [], [], {}, None
 
 

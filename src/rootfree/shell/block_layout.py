@@ -16,7 +16,7 @@ from rootfree.kernels.stack import Stack
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.shell.parameter_state import working_dtype
 from rootfree.shell.step_counts import lay_out_counts
-from rootfree.shell.work import AnyStack, Group, GroupMemory, Work
+from rootfree.shell.work import Group, GroupMemory, Work
 
 if TYPE_CHECKING:
     from rootfree.shell.block_optimizer import BlockOptimizer
@@ -61,7 +61,7 @@ def _plan(optimizer: BlockOptimizer, p: Tensor, structures: Structures, group: G
     )
 
 
-def stacks_of(optimizer: BlockOptimizer, work: Work) -> list[tuple[list[int], AnyStack]]:
+def stacks_of(optimizer: BlockOptimizer, work: Work) -> list[tuple[list[int], Stack]]:
     """Stacks for the work's parameters; those with kernels have one dtype each."""
     memory = optimizer._memories[id(work.group)]
     ps = work.params if work.meshes else work.ps
@@ -73,7 +73,7 @@ def stacks_of(optimizer: BlockOptimizer, work: Work) -> list[tuple[list[int], An
         if any(piece.p in present for slot in bucket.slots for piece in slot.pieces):
             plan = bucket.plan
             alike.setdefault(plan.dtype if plan.fused else None, []).append(bucket)
-    stacks: list[tuple[list[int], AnyStack]] = []
+    stacks: list[tuple[list[int], Stack]] = []
     for buckets in alike.values():
         members = {q.p for bucket in buckets for slot in bucket.slots for q in slot.pieces}
         where = [i for i, p in enumerate(ps) if p in members]

@@ -15,43 +15,37 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, OuterProducts
-from rootfree.kernels.fused_stack import FusedStack
-from rootfree.kernels.graphs import Recorder, Recordings, side_by_side
+from rootfree.kernels.graphs import Recorder, Recordings
 from rootfree.kernels.halves import joined
 from rootfree.kernels.plan import State, Structures
-from rootfree.kernels.stack import Part, Stack, portions
+from rootfree.kernels.stack import Part
+from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.local import is_sharded
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.block_layout import lay_out, stacks_of
-from rootfree.shell.gradients import memory_of, unchanged_if
+from rootfree.shell.gradients import dues_of, memory_of
 from rootfree.shell.groups import as_list, named
 from rootfree.shell.inspection import Factor, direction_of, factors_of
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
-from rootfree.shell.parameter_state import parameter_state, working_dtype
+from rootfree.shell.parameter_state import parameter_state, product_dtype
 from rootfree.shell.placing import Placing, brought
-from rootfree.shell.schedules import schedule
 from rootfree.shell.step_counts import count_, first_count, read_clocks, with_clocks
 from rootfree.shell.summary import blocks_of
-from rootfree.shell.work import AnyStack, GroupMemory, Work
+from rootfree.shell.work import GroupMemory, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's memory
 # (their temporaries have up to eight bytes an element).
 REPLAYED = 0.01
 
-_FACTORS = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm")
-_FORM = (*_FACTORS, "init_scale", "safeguard", "rate_by_rank")
-_RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum", "update_every")
-
 
 class BlockOptimizer(RootFreeOptimizer):
-    """Base of the matrix methods; subclasses define `_tiles`, `_block_state` and `_direction`."""
+    """Base of the matrix methods; subclasses define `_block_state` and `_direction`."""
 
     _has_companions = True
     _elements_at_once = None  # buckets have all their members at once
@@ -99,9 +93,10 @@ class BlockOptimizer(RootFreeOptimizer):
         counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
         return self._placed.agree(self.param_groups, counts)
 
-    @abstractmethod
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
         """How `p` is cut, and the structure of the factor of each axis."""
+        structure, shape = group.get("structure", "dense"), self._pairs.shape_of(p)
+        return structured_tiles(shape, structure=structure, block_size=group["block_size"])
 
     @abstractmethod
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
@@ -116,7 +111,7 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
         """The dtype in which gradients are gathered and multiplied."""
-        return working_dtype(p)
+        return product_dtype(p, structures, group)
 
     def _init_state(self, p: Tensor, group: Group) -> State:
         state: State = {}
@@ -189,34 +184,13 @@ class BlockOptimizer(RootFreeOptimizer):
             return super()._brought(state_dict)
         return brought(self, self._placing, state_dict)
 
-    def _form(self, group: Group) -> Any:
-        momenta = (group["momentum"] > 0, group.get("riemannian_momentum", 0.0) > 0)
-        # Damping and γ decide what the full-matrix methods keep, and how precisely.
-        flags = (*momenta, group["damping"] > 0, group.get("gamma", 1) > 0, group["state_dtype"])
-        return (*flags, *[group.get(name) for name in _FORM])
-
     def _lay_out(self, memory: GroupMemory) -> None:
         lay_out(self, memory)
-
-    def _dues(self, memory: GroupMemory) -> list[bool]:
-        """Whether each parameter's count of its own steps says that it is time."""
-        if isinstance(memory.steps, FakeTensor):  # no counts, to estimate memory: the most it takes
-            return [True] * len(memory.params)
-        steps = [] if memory.steps is None else memory.steps.tolist()
-        every = memory.group["update_every"]
-        if isinstance(every, int):
-            dues = [step % every == 0 for step in steps]
-        else:
-            dues = list(map(schedule(every), steps))
-        for i, owner in memory.owners.items():  # a joint pair is due as one
-            dues[i] = dues[owner]
-        return dues
 
     @property
     def refreshes_next(self) -> bool:
         """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
-        own = [group for group in self.param_groups if self._of(group) is self]
-        return any(any(self._dues(memory_of(self, group))) for group in own)
+        return any(any(dues_of(memory_of(self, group))) for group in self.param_groups)
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
@@ -226,15 +200,11 @@ class BlockOptimizer(RootFreeOptimizer):
                     stack.release()
 
     def _reads_numbers(self, work: Work) -> bool:
-        return work.stacks is not None and all(
-            share.bucket.plan.kernel is not None
-            for _, stack in work.stacks
-            for share in stack.shares
-        )
+        return work.stacks is not None and all(stack.by_kernels for _, stack in work.stacks)
 
     def _send_numbers(self, work: Work) -> None:
         for _, stack in work.stacks or []:
-            if not isinstance(stack, Stack):
+            if stack.numbers is not None:
                 group = work.group
                 lam, gamma = max(group["damping"], LEAST_DAMPING), group.get("gamma", 1.0)
                 rates = (self._terms(group), self._rate(group), lam, gamma)
@@ -251,58 +221,26 @@ class BlockOptimizer(RootFreeOptimizer):
         return super().step(closure)
 
     def _update(self, work: Work) -> None:
-        tail = self._tail(work.group)
+        group, refresh = work.group, work.refresh
         if work.stacks is None:
             work.stacks = stacks_of(self, work)
         self._send_numbers(work)
+        curvature = partial(self._curvature_of, B=self._terms(group)) if refresh else None
         for where, stack in work.stacks:
             gs = [work.gs[i] for i in where]
             if work.meshes:  # FSDP may have moved its shards
                 stack.ps = [work.ps[i] for i in where]
+            ms, counters = states(work, "momentum", where), states(work, "rounding", where)
             with torch.cuda.device_of(gs[0]):
                 stack.tell(work.skip)
-                stack.gather_(gs, squares=work.refresh)
-                kind = (work.refresh, *self._baked(work, stack))
-                stack.run(kind, partial(self._directions_, work, stack))
-                ms, counters = states(work, "momentum", where), states(work, "rounding", where)
-                # Kernels put nothing where the flag is set.
-                skip = None if isinstance(stack, FusedStack) else stack.skip
-                with unchanged_if(skip, [*stack.ps, *ms, *counters]):
-                    stack.descend_(ms, counters, tail)
-        if (memory := self._memories[id(work.group)]).counts:
+                stack.gather_(gs, squares=refresh)  # G of all blocks
+                stack.direct_(group, curvature)  # G <- U; H, if due, moves the factors first
+                stack.descend_(ms, counters, self._tail(group))  # M <- α₁M + U;  W <- W - β₁M
+        if (memory := self._memories[id(group)]).counts:
             count_(memory, work)
 
-    def _directions_(self, work: Work, stack: AnyStack) -> None:
-        """Gradients in the stack <- their directions."""
-        if isinstance(stack, FusedStack):  # all parts are there at once
-            parts = list(stack.parts())
-            works = [(p.G.numel(), partial(self._direct_, work, stack, p)) for p in parts]
-            side_by_side(works, stack.ps[0].device)
-        else:
-            for part in stack.parts():
-                self._direct_(work, stack, part)
-
-    def _direct_(self, work: Work, stack: AnyStack, part: Part) -> None:
-        plan, H = part.share.bucket.plan, None
-        if plan.kernel is not None and not isinstance(stack, Stack) and stack.numbers is not None:
-            numbers = stack.numbers.tensor
-            plan.kernel(part.state, part.G, part.squares, numbers, refresh=work.refresh)
-        else:
-            if work.refresh:
-                H = self._curvature_of(part, B=self._terms(work.group))
-            structures = part.share.bucket.structures
-            rows = portions(part.G, part.state)
-            for each in rows:
-                G, state, mine = part.G[each], part.state, H
-                if len(rows) > 1:
-                    state = {name: slab[each] for name, slab in part.state.items()}
-                    mine = None if H is None else H.rows(each)
-                with unchanged_if(stack.skip if work.refresh else None, state.values()):
-                    U = plan.direction(work.group, structures, state, G, mine)
-                G.copy_(U)
-        stack.keep_(part, refresh=work.refresh)
-
     def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:
+        """H of the blocks of a part."""
         if self._curvature is None:
             return OuterProducts(part.G, weight=B)
         tiles = [(slot.p, slot.tile) for slot in part.share.slots]
@@ -331,19 +269,3 @@ class BlockOptimizer(RootFreeOptimizer):
             return None
         self._recorder = self._recorder or Recorder()
         return Recordings(self._recorder)
-
-    def _baked(self, work: Work, stack: AnyStack) -> tuple[Any, ...]:
-        """Hyper-parameters that launches of the directions have in them: rules do, kernels not."""
-        if all(share.bucket.plan.kernel is not None for share in stack.shares):
-            return ()
-        return tuple(work.group.get(name) for name in _RATES)
-
-    def _end_step(self, work: list[Work]) -> None:
-        for w in work:
-            steps = self._memories[id(w.group)].steps
-            if steps is None:
-                continue  # AdamW counts them itself
-            if len(w.where) == len(steps):
-                steps += 1
-            else:
-                steps[w.where] += 1

@@ -7,7 +7,8 @@ checkpoint, one scheduler and one scaler with the matrices.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,9 +17,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.adamw import adamw
 
+from rootfree.kernels.finite import unchanged_if
 from rootfree.rules.momentum import Tail
 from rootfree.shell.checks import Check, OneOf, Real, averaging_pair, boolean, learning_rate
-from rootfree.shell.gradients import unchanged_if
 from rootfree.shell.inspection import Factor, diagonal_limit, update_rms
 from rootfree.shell.work import GroupMemory, Work
 from rootfree.structures import Diagonal
@@ -56,12 +57,6 @@ class AdamW:
         averages = {name: torch.zeros_like(p).detach() for name in ("exp_avg", "exp_avg_sq")}
         return {**averages, "step": torch.zeros((), dtype=torch.float32, device=where)}
 
-    def _form(self, group: Group) -> Hashable:
-        return "companion", group["companion"]
-
-    def _dues(self, memory: GroupMemory) -> list[bool]:
-        return [False] * len(memory.params)  # no preconditioner, no curvature
-
     def _lay_out(self, memory: GroupMemory) -> None:
         return
 
@@ -95,7 +90,8 @@ class AdamW:
         fused = on_cuda and self.fused and all(p.stride() == m.stride() for p, m in pairs)
         # torch's fused kernels leave out the step by themselves.
         changed = [t for row in work.rows for t in (row["exp_avg"], row["exp_avg_sq"], row["step"])]
-        with unchanged_if(None if fused else work.skip, [*work.ps, *changed]):
+        skip = None if fused else work.skip
+        with nullcontext() if skip is None else unchanged_if(skip, [*work.ps, *changed]):
             adamw(
                 work.ps,
                 [_like(m, g) for m, g in zip(averages, work.gs, strict=True)],

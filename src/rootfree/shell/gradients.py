@@ -12,8 +12,7 @@ what torch functions changed is put back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from rootfree.kernels.finite import DTYPES, FiniteLook
 from rootfree.kernels.plan import kernels_run
 from rootfree.shell.checks import OneOf
+from rootfree.shell.schedules import schedule
 from rootfree.shell.summary import named_groups
 from rootfree.shell.work import MOST_PATTERNS, Group, GroupMemory, Work, sorted_work
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
 _mode = OneOf(("skip", "raise", "propagate"))
+# Damping and γ decide what the full-matrix methods keep, and how precisely.
+_ZERO = ("momentum", "riemannian_momentum", "damping", "gamma")
+_FACTORS = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm")
+_FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate_by_rank")
 
 
 def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
@@ -44,13 +48,9 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
         gs = [p.grad for p in params]
         for i in elsewhere.get(id(group), ()):
             gs[i] = torch.zeros_like(params[i])
-        dues = None if memory is None else optimizer._of(group)._dues(memory)
-        refresh: bool | None = True
-        if dues is None:
-            dues = [True] * len(gs)
-        else:
-            due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
-            refresh = due.pop() if len(due) == 1 else None  # None: some of them
+        dues = [True] * len(gs) if memory is None else dues_of(memory)
+        due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
+        refresh = due.pop() if len(due) == 1 else None  # None: some of them
         kinds: list[Any] = [
             None if g is None else (place, g.dtype, g.layout, refresh is None and d)
             for place, g, d in zip(places, gs, dues, strict=True)
@@ -79,12 +79,44 @@ def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
         and memory.group is group
         and len(params) == len(memory.params)
         and all(map(is_, params, memory.params))
-        and memory.form == optimizer._of(group)._form(group)
+        and memory.form == form_of(group)
         and memory.places == places_of(params)
         and _holds(memory, optimizer.state)
     ):
         return memory
     return optimizer._remember(group)
+
+
+def form_of(group: Group) -> list[Any]:
+    """What the form of a group's state depends on: options, and of some whether they are zero."""
+    return [group.get(name, 0.0) > 0 for name in _ZERO] + [group.get(name) for name in _FORM]
+
+
+def dues_of(memory: GroupMemory) -> list[bool]:
+    """Which parameters have their preconditioner refreshed by the next step."""
+    # Diagonal methods have no clock, and fake tensors, to estimate memory, no numbers: the most.
+    if memory.steps is None or isinstance(memory.steps, FakeTensor):
+        return [memory.group.get("companion") is None] * len(memory.params)
+    steps, every = memory.steps.tolist(), memory.group["update_every"]
+    if isinstance(every, int):
+        dues = [step % every == 0 for step in steps]
+    else:
+        dues = list(map(schedule(every), steps))
+    for i, owner in memory.owners.items():  # a joint pair is due as one
+        dues[i] = dues[owner]
+    return dues
+
+
+def advance_clocks(optimizer: RootFreeOptimizer, work: Iterable[Work]) -> None:
+    """Count a step for what was updated; diagonal methods and AdamW have no clock."""
+    for w in work:
+        memory = optimizer._memories.get(id(w.group))
+        if memory is None or memory.steps is None:
+            continue
+        if len(w.where) == len(memory.steps):
+            memory.steps += 1
+        else:
+            memory.steps[w.where] += 1
 
 
 def places_of(params: Sequence[Tensor]) -> list[Any]:
@@ -253,19 +285,3 @@ def _refuse(groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Tensor, 
                     "nothing was changed. nonfinite='skip' leaves such steps out"
                 )
     raise FloatingPointError("a gradient on another rank is not finite; nothing was changed")
-
-
-@contextmanager
-def unchanged_if(flag: Tensor | None, tensors: Iterable[Tensor]) -> Iterator[None]:
-    """What is done to tensors inside is undone, on the device, if the flag is set.
-
-    For steps without kernels: they take a copy of what they change, for as long as they last.
-    """
-    if flag is None:
-        yield
-        return
-    tensors = [getattr(t, "_local_tensor", t) for t in tensors]
-    copies = [t.clone() for t in tensors]
-    yield
-    for t, copy in zip(tensors, copies, strict=True):
-        t.copy_(torch.where(flag != 0, copy, t))

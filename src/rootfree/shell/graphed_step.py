@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rootfree.kernels.graphs import Recordings
 from rootfree.shell import batch_size_option
-from rootfree.shell.gradients import find_work
+from rootfree.shell.gradients import advance_clocks, find_work
 from rootfree.shell.optimizer import RootFreeOptimizer
 from rootfree.shell.work import Work
 
@@ -96,7 +96,7 @@ class GraphedStep:
             if replayed:
                 for w in work:
                     w.gs = []
-                optimizer._end_step(work)
+                advance_clocks(optimizer, work)
                 optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
                 torch.autograd.graph.increment_version(ps)
         finally:

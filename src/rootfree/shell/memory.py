@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from rootfree.shell.checkpoint import bring_state
-from rootfree.shell.gradients import places_of
+from rootfree.shell.gradients import form_of, places_of
 from rootfree.shell.work import Group, GroupMemory
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
         state[p] = bring_state(optimizer, p, group)
     rows = [state[p] for p in params]
     method = optimizer._of(group)
-    memory = GroupMemory(group, method._form(group), params, places_of(params), rows)
+    memory = GroupMemory(group, form_of(group), params, places_of(params), rows)
     method._lay_out(memory)
     # At least two keys, or a getter would give no tuple.
     memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]

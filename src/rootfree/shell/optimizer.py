@@ -12,7 +12,7 @@ distributed checkpoints and sharded training take it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +31,7 @@ from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
 from rootfree.shell.checks import Check
 from rootfree.shell.companion import AdamW
 from rootfree.shell.diagnostics import Diagnostics
-from rootfree.shell.gradients import Watch, find_work, memory_of
+from rootfree.shell.gradients import Watch, advance_clocks, find_work, memory_of
 from rootfree.shell.groups import checked_group
 from rootfree.shell.inspection import Factor, measured_parameters, update_rms
 from rootfree.shell.memory import remember
@@ -120,20 +120,8 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _describe(self, p: Tensor, group: Group) -> str:
         """What preconditioner `p` got, for `summary()`."""
 
-    def _form(self, group: Group) -> Hashable:
-        """The values of options that the form of the state depends on."""
-        return group.get("momentum", 1.0) > 0, group["state_dtype"]
-
-    def _dues(self, memory: GroupMemory) -> list[bool] | None:
-        """Which parameters have their preconditioner refreshed by the next step; None: all."""
-        return None
-
     def _lay_out(self, memory: GroupMemory) -> None:
         """Prepare what is remembered of a group, given its complete state."""
-        return  # nothing, unless a method says otherwise
-
-    def _end_step(self, work: list[Work]) -> None:
-        """Called when all parameters are updated."""
         return  # nothing, unless a method says otherwise
 
     def _settle(self, group: Group) -> None:
@@ -222,7 +210,7 @@ class RootFreeOptimizer(Optimizer, ABC):
                 self._act(w)
             w.gs = []
         if acts:
-            self._end_step(work)
+            advance_clocks(self, work)
         if self._curvature is not None:
             self._curvature.done()
         return loss
@@ -248,7 +236,7 @@ class RootFreeOptimizer(Optimizer, ABC):
 
     def _tail(self, group: Group) -> Tail:
         """The tail of the heavy-ball methods."""
-        return Tail(*(group.get(name) for name in _TAIL))  # type: ignore[arg-type]
+        return Tail(*[group.get(name) for name in _TAIL])  # type: ignore[arg-type]
 
     def _why_not_recordable(self) -> str | None:
         """Why a step cannot be recorded in a CUDA graph; None: it can."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rootfree.structures import Diagonal, Structure
 
 Group = dict[str, Any]
 
@@ -17,6 +19,20 @@ _APART = 65537
 def working_dtype(p: Tensor) -> torch.dtype:
     """The dtype in which updates of `p` are computed: float64 for float64, float32 otherwise."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def product_dtype(p: Tensor, structures: Sequence[Structure], group: Group) -> torch.dtype:
+    """The dtype in which gradients of `p` are multiplied with factors; fp32 for products in fp16.
+
+    Unless asked for, products are in bf16 on CUDA and in fp32 elsewhere, in fp64 for fp64. Diagonal
+    factors alone need no matrix products, and so nothing narrower than fp32.
+    """
+    diagonal = all(isinstance(s, Diagonal) for s in structures)
+    if "matmul_dtype" not in group or p.dtype == torch.float64 or diagonal:
+        return working_dtype(p)
+    default = torch.bfloat16 if p.device.type == "cuda" else torch.float32
+    dtype: torch.dtype = group["matmul_dtype"] or default
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def in_working_dtype(ps: list[Tensor], gs: list[Tensor]) -> list[Tensor]:

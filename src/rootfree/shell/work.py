@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,16 +10,13 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.diagonal import FusedDiagonal
-from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.plan import Plan
 from rootfree.kernels.rounding import Within
 from rootfree.kernels.stack import Stack
 from rootfree.layout.buckets import Bucket
 from rootfree.placement.local import local, local_parts, local_row, meshes_of, within
-from rootfree.placement.placed_stack import PlacedStack
 
 Tensors = list[Tensor]
-AnyStack = Stack | FusedStack | PlacedStack
 Group = dict[str, Any]
 #: of a parameter: None without a gradient, else what decides with which others it is updated
 Kind = tuple[Any, ...] | None
@@ -39,7 +36,7 @@ class Work:
     rows: list[dict[str, Tensor]]  # their state
     gs: Tensors = field(default_factory=list)  # of this step
     refresh: bool = True  # whether this step refreshes the preconditioners
-    stacks: list[tuple[list[int], AnyStack]] | None = None  # with positions in ps
+    stacks: list[tuple[list[int], Stack]] | None = None  # with positions in ps
     kernel: FusedDiagonal | None = None
     withins: list[Within | None] | None = None  # what ps are parts of; None: all are whole
     meshes: list[Any] = field(default_factory=list)  # of sharded parameters; empty: none is
@@ -73,7 +70,7 @@ class GroupMemory:
     """What is remembered of a group, and what that depends on."""
 
     group: Group
-    form: Hashable  # options that the form of the state depends on
+    form: list[Any]  # options that the form of the state depends on
     params: Tensors
     places: list[Any]  # device, dtype and shape of each
     rows: list[dict[str, Tensor]]  # state[p] of each

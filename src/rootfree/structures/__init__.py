@@ -1,8 +1,14 @@
 """Structured factors: d×d matrices kept as one packed tensor. See `base` for the laws."""
 
-from rootfree.structures.base import Structure, frobenius_norm, matricise, multiply_axis, per_block
+from rootfree.structures.base import (
+    Dense,
+    Structure,
+    frobenius_norm,
+    matricise,
+    multiply_axis,
+    per_block,
+)
 from rootfree.structures.block_diagonal import BlockDiagonal
-from rootfree.structures.dense import Dense
 from rootfree.structures.diagonal import Diagonal
 from rootfree.structures.hierarchical import Hierarchical
 from rootfree.structures.parse import make_structure

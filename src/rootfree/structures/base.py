@@ -1,5 +1,7 @@
 """The laws of a structured factor: one packed tensor, and a stateless object that reads it.
 
+What a structure does not say otherwise is done with the dense matrix; `Dense` keeps it as it is.
+
 The functions at the end work on any stack: sums and norms in a wide enough dtype, and products
 along one axis of blocks (b, d_1, ..., d_N).
 """
@@ -152,6 +154,35 @@ class Structure(ABC):
 
 
 @dataclass(frozen=True)
+class Dense(Structure):
+    """All d×d matrices. Packed (d, d): the matrix itself. Π(M) = M."""
+
+    kind = "dense"
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        return (self.d, self.d)
+
+    def unpack(self, K: Tensor) -> Tensor:
+        return K
+
+    def pack(self, M: Tensor) -> Tensor:
+        return M
+
+    def symmetric_product(self, K: Tensor) -> Tensor:
+        return gram(K)
+
+    def apply_symmetric(self, K: Tensor, X: Tensor) -> Tensor:
+        # Making K Kᵀ costs d³ (two thirds of it where it is halved), a second product with X d²r.
+        cost = 0.67 * self.d if is_halved(K) else self.d
+        return gram(K) @ X if cost < X.shape[2] else super().apply_symmetric(K, X)
+
+    def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
+        M.diagonal(dim1=-2, dim2=-1).add_(value)
+        return M
+
+
+@dataclass(frozen=True)
 class SizedStructure(Structure):
     """A structure with a size parameter k; k > d is the same structure as k = d."""
 
@@ -175,8 +206,13 @@ def frobenius_norm(structure: Structure, M: Tensor) -> Tensor:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """fp32 for the half types, the dtype itself otherwise."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    """fp32 for the half types, the dtype itself otherwise: that of sums."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def power_of_two(x: Tensor) -> Tensor:
+    """The next one that is not below x > 0: dividing by it is exact."""
+    return torch.exp2(torch.ceil(torch.log2(x)))
 
 
 def dense_inverse(M: Tensor) -> Tensor:

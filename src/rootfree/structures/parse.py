@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from rootfree.structures.base import SizedStructure, Structure
+from rootfree.structures.base import Dense, SizedStructure, Structure
 from rootfree.structures.block_diagonal import BlockDiagonal
-from rootfree.structures.dense import Dense
 from rootfree.structures.diagonal import Diagonal
 from rootfree.structures.hierarchical import Hierarchical
 from rootfree.structures.toeplitz import LowerToeplitz, UpperToeplitz
