@@ -23,6 +23,7 @@ from rootfree.curvature.outer_products import LARGEST
 from rootfree.curvature.regrouping import regroup
 from rootfree.layout.tiles import Tile
 from rootfree.structures import Structure, per_block
+from rootfree.structures.base import power_of_two
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class KroneckerBlocks:
         weight = self._ones() * self.scale * self.scale
         traces, grams = [], {}
         for part in self.parts:
-            unit = _power_of_two(part.U)
+            largest = part.U.abs().flatten(1).amax(1)
+            unit = power_of_two(largest.clamp(min=torch.finfo(largest.dtype).tiny))
             weight = weight * unit
             part = Part(part.axes, part.U / per_block(unit, part.U))
             for n in part.axes:
@@ -200,12 +202,6 @@ class KroneckerBlocks:
         kept = "a" + rows[n] + ("" if part.is_diagonal else columns[n])
         C: Tensor = torch.einsum(f"{','.join(terms)}->{kept}", *operands)
         return C
-
-
-def _power_of_two(U: Tensor) -> Tensor:
-    """A power of two (b,) at least as large as every entry: dividing by it is exact."""
-    largest = U.abs().flatten(1).amax(1).clamp(min=torch.finfo(U.dtype).tiny)
-    return torch.exp2(torch.ceil(torch.log2(largest)))
 
 
 def parts_of(H: KroneckerCurvature, tile: Tile, *, dtype: torch.dtype) -> list[Part]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rootfree.structures import Structure, matricise, multiply_axis, per_block
+from rootfree.structures.base import power_of_two
 
 # Curvature beyond this is as good as infinite: the factor's step is normalised. Without the limit
 # the squared norm of a tangent vector could leave the range of fp32.
@@ -114,8 +115,7 @@ def _in_frame(
         V = multiply_axis(V, n, partial(structure.apply_transposed, K))
     wide = torch.promote_types(V.dtype, torch.float32)
     largest = V.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(V.dtype).tiny)
-    # A power of two: dividing by it is exact.
-    unit = torch.exp2(torch.ceil(torch.log2(largest)))
+    unit = power_of_two(largest)
     columns = math.prod(V.shape[1:]) / min(sizes)
     if V.dtype == torch.float16 and columns > 2**15:  # a sum of so many ones would overflow
         unit = unit * 2.0 ** math.ceil(math.log2(columns / 2**15) / 2)

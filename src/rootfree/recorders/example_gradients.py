@@ -14,8 +14,8 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.layers import EmbeddingLayer, Layer, MatrixLayer
+from rootfree.structures.base import wide_dtype
 
 
 def of_layer(layer: Layer, name: str, x: Tensor, grad: Tensor) -> Tensor:

@@ -12,15 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rootfree.structures.base import wide_dtype
+
 # Half-precision products that are summed and returned in float32: CUDA only, newer torch only.
 _WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()
 
 _NOTHING = nullcontext()
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums over rows of `dtype` are kept."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def row_dtype(x: Tensor) -> torch.dtype:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from rootfree.recorders.grams import gram, gram_diagonal, gram_of_rows, wide_dtype
+from rootfree.recorders.grams import gram, gram_diagonal, gram_of_rows
 from rootfree.recorders.layers import EmbeddingLayer, Layer, LinearLayer, MatrixLayer
+from rootfree.structures.base import wide_dtype
 
 Sharing = Literal["expand", "reduce"]
 

@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from rootfree.recorders.grams import wide_dtype
+from rootfree.structures.base import wide_dtype
 
 # What modules that share a weight must have in common, to be one layer.
 _OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode", "padding_idx")

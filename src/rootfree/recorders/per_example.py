@@ -16,10 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
 from rootfree.recorders import example_gradients
-from rootfree.recorders.grams import wide_dtype
 from rootfree.recorders.layers import find_layers
 from rootfree.recorders.recorder import Recorder
 from rootfree.recorders.soundness import NOT_WHOLE, this_backward
+from rootfree.structures.base import wide_dtype
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rootfree.recorders.grams import wide_dtype
+from rootfree.structures.base import wide_dtype
 
 # Products in half precision are off by some thousandths.
 _TOLERANCE = 0.02

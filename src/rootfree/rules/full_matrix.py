@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rootfree.curvature import BlockCurvature
-from rootfree.structures.base import SLACK
+from rootfree.structures.base import SLACK, power_of_two
 
 # With γ > 0 and λ = 0 the inverse would grow for ever in a direction that gets no gradient. It
 # stops here, where products with it are still far from the end of fp32.
@@ -72,7 +72,7 @@ def if_covariance_rank_one_(
     """
     v = apply(S_inv, g)
     q = (g * v).sum(-1)[:, None, None]
-    root = _power_of_two((B * q).clamp(min=1.0).sqrt())  # c = root² is about Bq
+    root = power_of_two((B * q).clamp(min=1.0).sqrt())  # c = root² is about Bq
     c = root.square()
     scaled = beta2 * c
     weight = -scaled * B - scaled**2 * gamma * B / c + scaled**2 * B**2 * (q / c) / 2  # times c
@@ -90,7 +90,7 @@ def if_covariance_(S_inv: Tensor, H: Tensor, *, beta2: Tensor, gamma: float) -> 
     With S⁻¹ = AAᵀ and N = AᵀHA - γI the result is ½A[I + (I-β₂N)(I-β₂N)ᵀ]Aᵀ: positive definite
     for any β₂.
     """
-    c = _power_of_two((S_inv * H).sum((1, 2), keepdim=True).clamp(min=1.0))
+    c = power_of_two((S_inv * H).sum((1, 2), keepdim=True).clamp(min=1.0))
     H, scaled = H / c, beta2 * c
     P = S_inv @ H @ S_inv  # S⁻¹HS⁻¹/c
     Q = P @ H @ S_inv  # S⁻¹HS⁻¹HS⁻¹/c²
@@ -107,7 +107,7 @@ def apply(S_inv: Tensor, g: Tensor) -> Tensor:
 
 def unit_gradient(g: Tensor, *, B: int) -> tuple[Tensor, Tensor]:
     """(g/u, B·u²) with a power of two u (b, 1, 1) about as large as the largest entry of g."""
-    unit = _power_of_two(g.abs().amax(-1).clamp(min=torch.finfo(g.dtype).tiny))
+    unit = power_of_two(g.abs().amax(-1).clamp(min=torch.finfo(g.dtype).tiny))
     # Curvature beyond the limit is as good as infinite: the step of the preconditioner is bounded.
     largest = torch.finfo(g.dtype).max ** 0.45
     weight = (B * unit).clamp(max=largest) * unit.clamp(max=largest)
@@ -131,7 +131,3 @@ def _symmetrise_(S_inv: Tensor) -> None:
     rounding = 64 * torch.finfo(S_inv.dtype).eps * root.unsqueeze(-1) * root.unsqueeze(-2)
     apart = (S_inv - S_inv.mT).abs() > rounding
     S_inv.copy_(torch.where(apart, (S_inv + S_inv.mT) / 2, S_inv))
-
-
-def _power_of_two(x: Tensor) -> Tensor:
-    return torch.exp2(torch.ceil(torch.log2(x)))

@@ -64,20 +64,11 @@ INVERSE_FREE_OPTIONS: dict[str, Check] = {
     "matmul_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16, torch.float16))),
 }
 
+_NO_SCALE = {"batch_size", "gamma", "riemannian_momentum", "init_scale", "decoupled_weight_decay"}
+
 #: Options of inverse-free whitening: the direction has no scale, so there is no B.
 WHITENING_OPTIONS: dict[str, Check] = {
-    **{
-        name: check
-        for name, check in INVERSE_FREE_OPTIONS.items()
-        if name
-        not in (
-            "batch_size",
-            "gamma",
-            "riemannian_momentum",
-            "init_scale",
-            "decoupled_weight_decay",
-        )
-    },
+    **{name: INVERSE_FREE_OPTIONS[name] for name in INVERSE_FREE_OPTIONS if name not in _NO_SCALE},
     "precond_lr": Real(high=1.0),
     "structure": symmetric_structure_option,
     "matmul_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16))),
