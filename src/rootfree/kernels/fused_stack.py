@@ -41,7 +41,7 @@ _RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum",
 
 
 class KernelStack(Stack):
-    """A stack whose directions are made by kernels, where there are any for them."""
+    """A stack whose directions are made by kernels, where there are any, and stay in it."""
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
         """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
@@ -62,6 +62,11 @@ class KernelStack(Stack):
             kernel(part.state, part.G, part.squares, self.numbers.tensor, refresh=refresh)
             self.keep_(part, refresh=refresh)
 
+    def keep_(self, part: Part, *, refresh: bool) -> None:
+        """Keep the changed state of a part; its directions are where they should be."""
+        if part.share.rows is not None and refresh:
+            put_back_(part.share.bucket.slabs, part.share.rows, part.state)
+
 
 class FusedStack(KernelStack):
     """Blocks of some buckets, one after the other, and the tables that say where they belong."""
@@ -73,6 +78,7 @@ class FusedStack(KernelStack):
         self.shares = shares_of(ps, buckets)
         self._dtype = self.shares[0].bucket.plan.dtype
         self._recordings = recordings  # None: nothing is replayed
+        self._baked = () if self.by_kernels else _RATES
         self._kept: tuple[Tensor, Tensor] | None = None
         self._lay_out()
 
@@ -186,7 +192,7 @@ class FusedStack(KernelStack):
         if recordings is None:
             self._direct_all_(group, curvature)
         else:  # all that it depends on beside the contents of tensors
-            rates = () if self.by_kernels else [group.get(name) for name in _RATES]
+            rates = [group.get(name) for name in self._baked]
             slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
             kind = (curvature is not None, *rates, *slabs)
             recordings(kind, partial(self._direct_all_, group, curvature))
@@ -215,11 +221,6 @@ class FusedStack(KernelStack):
             slabs, rows = share.bucket.slabs, share.rows
             state = slabs if rows is None else select(slabs, rows)
             yield Part(share, G, state, squares)
-
-    def keep_(self, part: Part, *, refresh: bool) -> None:
-        """Keep the changed state of a part; its directions are where they should be."""
-        if part.share.rows is not None and refresh:
-            put_back_(part.share.bucket.slabs, part.share.rows, part.state)
 
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""

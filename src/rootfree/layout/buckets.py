@@ -68,12 +68,16 @@ class Bucket(Generic[Plan]):
 
 
 def select(slabs: Mapping[str, Tensor], rows: list[slice]) -> dict[str, Tensor]:
-    """Copies of some rows of every slab."""
+    """Some rows of every slab: views of one run, copies of several."""
+    if len(rows) == 1:
+        return {name: slab[rows[0]] for name, slab in slabs.items()}
     return {name: torch.cat([slab[each] for each in rows]) for name, slab in slabs.items()}
 
 
 def put_back_(slabs: Mapping[str, Tensor], rows: list[slice], state: Mapping[str, Tensor]) -> None:
-    """Copy what `select` gave back into the slabs."""
+    """Bring what `select` gave back into the slabs."""
+    if len(rows) == 1:
+        return  # it is there
     counts = [each.stop - each.start for each in rows]
     for name, stack in state.items():
         for each, part in zip(rows, stack.split(counts), strict=True):

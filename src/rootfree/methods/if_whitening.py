@@ -13,7 +13,7 @@ from rootfree.curvature import BlockCurvature, Curvature
 from rootfree.kernels import whitening
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.tiles import Tile
-from rootfree.methods.inverse_free import accumulators, norm_of
+from rootfree.methods.inverse_free import accumulators, factor_state, norm_of
 from rootfree.placement.sharded import Sharded
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules.if_shampoo import balance_, mean_squares
@@ -21,7 +21,7 @@ from rootfree.rules.if_whitening import SLOWLY, errors, limited, move_factors_, 
 from rootfree.rules.momentum import Tail
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.options import WHITENING_OPTIONS
-from rootfree.shell.parameter_state import rounding_counters, working_dtype
+from rootfree.shell.parameter_state import working_dtype
 from rootfree.structures import per_block
 
 # Gradients beyond have no square in fp32.
@@ -196,17 +196,9 @@ class IFWhitening(BlockOptimizer):
         super().__init__(params, locals())
 
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
-        b, wide, device = tile.blocks, working_dtype(p), p.device
-        dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
-        state = {
-            f"factor{n}": s.identity(b, dtype=dtype, device=device)
-            for n, s in enumerate(structures)
-        }
-        state["mean_square"] = torch.zeros(b, dtype=wide, device=device)
-        state["started"] = torch.zeros(b, dtype=torch.bool, device=device)
-        if dtype == torch.bfloat16:
-            state["rounding"] = rounding_counters((b,), salt=len(self.state), device=device)
-        return state
+        state = factor_state(p, tile, structures, group, salt=len(self.state))
+        v = torch.zeros(tile.blocks, dtype=working_dtype(p), device=p.device)
+        return {**state, "mean_square": v}
 
     def _tail(self, group: Group) -> Tail:
         tail = super()._tail(group)

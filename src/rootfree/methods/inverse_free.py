@@ -40,13 +40,14 @@ def factor_state(
     """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; what start and rounding keep."""
     b, wide, device = tile.blocks, working_dtype(p), p.device
     dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
-    scale = 1.0 if group["init_scale"] == "gradient" else group["init_scale"]
+    start = group.get("init_scale", "gradient")
+    scale = 1.0 if start == "gradient" else start
     state: State = {}
     for n, structure in enumerate(structures):
         state[f"factor{n}"] = structure.identity(b, dtype=dtype, device=device) * scale
-        if group["riemannian_momentum"] > 0:
+        if group.get("riemannian_momentum", 0.0) > 0:
             state[f"tangent{n}"] = torch.zeros_like(state[f"factor{n}"], dtype=wide)
-    if group["init_scale"] == "gradient":
+    if start == "gradient":
         state["started"] = torch.zeros(b, dtype=torch.bool, device=device)
     if dtype == torch.bfloat16:
         state["rounding"] = rounding_counters((b,), salt=salt, device=device)

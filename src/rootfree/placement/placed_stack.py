@@ -18,7 +18,7 @@ from torch import Tensor
 from rootfree.kernels.fused_stack import KernelStack
 from rootfree.kernels.stack import Part, Share
 from rootfree.kernels.tables import NUMBERS, NumberTable
-from rootfree.layout.buckets import Bucket, put_back_, select
+from rootfree.layout.buckets import Bucket, select
 from rootfree.placement.boxes import Box, shape_of
 from rootfree.placement.exchange import Exchange, Flight, Shadow, piece_of, stand_in
 from rootfree.placement.homes import Home
@@ -143,14 +143,8 @@ class PlacedStack(KernelStack):
                 slabs, rows, sums = share.bucket.slabs, share.rows, None
                 if share.bucket.plan.kernel is not None and self._refresh:
                     sums = G.flatten(1).double().square().sum(1, keepdim=True)
-                yield Part(share, G, slabs if rows is None else _rows_of(slabs, rows), sums)
+                yield Part(share, G, slabs if rows is None else select(slabs, rows), sums)
             self._bring_back(number, stacks)
-
-    def keep_(self, part: Part, *, refresh: bool) -> None:
-        """Take the directions of a part, and with `refresh` its changed state."""
-        rows = part.share.rows
-        if rows is not None and len(rows) > 1 and refresh:
-            put_back_(part.share.bucket.slabs, rows, part.state)
 
     def _bring_back(self, number: int, stacks: list[Tensor]) -> None:
         """Take the directions of the round before, and send those of this one."""
@@ -169,10 +163,3 @@ class PlacedStack(KernelStack):
         with self._unless_skipped([*self.ps, *ms, *counters]):
             self._tail.descend_(self.ps, ms, self._us, self._directions, counters, tail)
         self._gs, self._us, self._directions, self._leaving = [], [], {}, None
-
-
-def _rows_of(slabs: dict[str, Tensor], rows: list[slice]) -> dict[str, Tensor]:
-    """Some rows of every slab: views of one run, copies of several."""
-    if len(rows) == 1:
-        return {name: slab[rows[0]] for name, slab in slabs.items()}
-    return select(slabs, rows)
