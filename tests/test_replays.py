@@ -20,7 +20,7 @@ from conformance.problems import (
     nothing_waits,
     snapshot,
 )
-from rootfree.kernels.graphs import Recorder
+from rootfree.kernels.graphs import GraphRecorder
 from rootfree.kernels.stack import Stack
 from rootfree.shell import block_optimizer
 
@@ -95,13 +95,13 @@ def test_the_trajectory_is_the_same_bit_for_bit(monkeypatch, options):
 
 def recorded(monkeypatch) -> list[int]:
     """Counts recordings, in a list of one number, from here on."""
-    count, record = [0], Recorder.__call__
+    count, record = [0], GraphRecorder.__call__
 
     def counted(self, work):
         count[0] += 1
         return record(self, work)
 
-    monkeypatch.setattr(Recorder, "__call__", counted)
+    monkeypatch.setattr(GraphRecorder, "__call__", counted)
     return count
 
 

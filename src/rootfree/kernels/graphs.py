@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-Work = Callable[[], Any]
+Task = Callable[[], Any]
 
 # Recordings that are kept, and made at all: beyond that, kinds change too often to be worth it.
 _MOST = 4
@@ -31,23 +31,23 @@ class Recordings:
     """Runs work of a few kinds, recording each after it ran `first` times as usual.
 
     Running first warms up what cannot happen inside a recording, and kinds that change at every
-    step cost nothing. `record` turns work into a function that does it again: a `Recorder`, but
-    for tests. With `limited` only so many recordings are made at all, and a failure is a warning:
-    the work then runs as usual.
+    step cost nothing. `record` turns work into a function that does it again: a `GraphRecorder`,
+    but for tests. With `limited` only so many recordings are made at all, and a failure is a
+    warning: the work then runs as usual.
     """
 
     def __init__(
-        self, record: Callable[[Work], Work] | None = None, *, first: int = 2, limited: bool = True
+        self, record: Callable[[Task], Task] | None = None, *, first: int = 2, limited: bool = True
     ) -> None:
         self._record = record
         self._first = first
         self._limited = limited
         self._left = _MOST_RECORDED
         self._seen: dict[Hashable, int] = {}
-        self._recorded: dict[Hashable, tuple[Work, Any]] = {}
+        self._recorded: dict[Hashable, tuple[Task, Any]] = {}
 
     def __call__(
-        self, kind: Hashable, work: Work, *, held: Any = None, record: Work | None = None
+        self, kind: Hashable, work: Task, *, held: Any = None, record: Task | None = None
     ) -> bool:
         """Do `work`; whether it was replayed.
 
@@ -76,7 +76,7 @@ class Recordings:
         self._seen.clear()
         self._left = _MOST_RECORDED
 
-    def _newly_recorded(self, kind: Hashable, work: Work) -> Work | None:
+    def _newly_recorded(self, kind: Hashable, work: Task) -> Task | None:
         count = self._seen[kind] = self._seen.pop(kind, 0) + 1
         if len(self._seen) > _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
@@ -88,7 +88,7 @@ class Recordings:
             del self._recorded[oldest]
             self._seen.pop(oldest, None)  # it runs as usual before it is recorded again
         if self._record is None:
-            self._record = Recorder()
+            self._record = GraphRecorder()
         try:
             return self._record(work)
         except RuntimeError as error:
@@ -104,14 +104,14 @@ class Recordings:
             return None
 
 
-class Recorder:
+class GraphRecorder:
     """Records in CUDA graphs that share one pool of memory: they never run at the same time."""
 
     def __init__(self) -> None:
         self._pool: Any = None
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
-    def __call__(self, work: Work) -> Work:
+    def __call__(self, work: Task) -> Task:
         if not self._graphs:  # torch gives a pool up with the last graph that uses it
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -130,14 +130,14 @@ class Recorder:
         return graph.replay
 
 
-def side_by_side(works: Sequence[tuple[int, Work]], device: torch.device) -> None:
+def side_by_side(works: Sequence[tuple[int, Task]], device: torch.device) -> None:
     """Do independent works, given with their numbers of elements, at the same time where it pays.
 
     Small works leave most of the device idle, and run beside each other and the large ones, whose
     memory stays in one place. Where they are recorded, as branches of a graph, more are small.
     """
-    here: list[Work] = []
-    beside: list[Work] = []
+    here: list[Task] = []
+    beside: list[Task] = []
     if device.type == "cuda" and len(works) > 1:
         limit = _SMALL_IN_GRAPH if torch.cuda.is_current_stream_capturing() else _SMALL
         for elements, work in works:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rootfree.recorders.losses import LOSSES
-from rootfree.recorders.ranks import Ranks
+from rootfree.recorders.ranks import GradientRanks
 
 # Gradients in half precision are off by under one part in a hundred.
 _TOLERANCE = 1.05
@@ -21,7 +21,7 @@ class LossScale:
     _weight: Tensor | None  # lower bound on the weight of a term in the loss
     _seen: bool  # whether any rank has seen the loss
 
-    def __init__(self, loss: str | None, ranks: Ranks) -> None:
+    def __init__(self, loss: str | None, ranks: GradientRanks) -> None:
         self._loss, self._ranks = loss, ranks
         self._trusted: set[int] = set()  # batch sizes whose scale was found right
         self.clear()

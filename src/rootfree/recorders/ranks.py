@@ -13,7 +13,7 @@ from rootfree.placement.processes import device_group, host_group, initialised
 from rootfree.placement.unsharded import gradient_divisor
 
 
-class Ranks:
+class GradientRanks:
     """Those of a model: "world" (found from the model), a process group or a mesh; None: alone."""
 
     def __init__(self, model: nn.Module, group: Any = "world") -> None:

@@ -17,7 +17,7 @@ from rootfree.placement.local import is_sharded
 from rootfree.placement.unsharded import split_inside, unsharded
 from rootfree.recorders.loss_scale import LossScale
 from rootfree.recorders.losses import LOSSES, check_exact
-from rootfree.recorders.ranks import Ranks
+from rootfree.recorders.ranks import GradientRanks
 from rootfree.recorders.soundness import WholeGradients, which_have_examples_first
 from rootfree.shell.loss_terms import first_length
 from rootfree.structures.base import wide_dtype
@@ -68,7 +68,7 @@ class Recorder(ABC):
                 f"and FSDP2, but parameter {names[0]} is split by tensor parallelism: "
                 f"{type(self).__name__} would record the curvature of a part"
             )
-        self._ranks = Ranks(model, process_group)
+        self._ranks = GradientRanks(model, process_group)
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._parameters = dict(model.named_parameters())
         self._sharded = any(map(is_sharded, self._parameters.values()))
@@ -129,7 +129,7 @@ class Recorder(ABC):
             raise RuntimeError(replaced)
         self._begin()
         self._divisor = self._ranks.divisor
-        self._looks = {name: _look(p) for name, p in self._parameters.items()}
+        self._looks = {name: _shape_and_device(p) for name, p in self._parameters.items()}
         self._handles = self._install()
         self._open = True
         return self
@@ -273,10 +273,10 @@ class Recorder(ABC):
         if replaced := self._replaced():
             return replaced
         for key, p in self._parameters.items():
-            if _look(p) != self._looks[key]:
+            if _shape_and_device(p) != self._looks[key]:
                 return (
                     f"parameter {key} was {self._looks[key]} when the {name} recorded and is "
-                    f"{_look(p)} now: run forward and backward again"
+                    f"{_shape_and_device(p)} now: run forward and backward again"
                 )
         if not any(id(p) in self._names for p in params):
             return f"none of the optimizer's parameters belongs to the {name}'s model"
@@ -338,5 +338,5 @@ class Recorder(ABC):
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
 
 
-def _look(p: Tensor) -> str:
+def _shape_and_device(p: Tensor) -> str:
     return f"{tuple(p.shape)} on {p.device}"

@@ -18,7 +18,7 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, OuterProducts
-from rootfree.kernels.graphs import Recorder, Recordings
+from rootfree.kernels.graphs import GraphRecorder, Recordings
 from rootfree.kernels.halves import joined
 from rootfree.kernels.plan import State, Structures
 from rootfree.kernels.stack import Part
@@ -53,7 +53,7 @@ class BlockOptimizer(RootFreeOptimizer):
     #: kernels that do what `_direction` does, with the default curvature
     _kernel: ClassVar[Callable[..., None] | None] = None
 
-    _recorder: Recorder | None = None  # one for all stacks: they never run at the same time
+    _recorder: GraphRecorder | None = None  # one for all stacks: they never run at the same time
     _placement: Sharded | None = None  # as it was given
     _placed: Placing | None = None  # made of it when it is needed; copies start without
 
@@ -267,5 +267,5 @@ class BlockOptimizer(RootFreeOptimizer):
             return None
         if 8 * elements > REPLAYED * torch.cuda.get_device_properties(p.device).total_memory:
             return None
-        self._recorder = self._recorder or Recorder()
+        self._recorder = self._recorder or GraphRecorder()
         return Recordings(self._recorder)
