@@ -27,6 +27,7 @@ from rootfree.kernels.block_table import (
 )
 from rootfree.kernels.graphs import Recordings, side_by_side
 from rootfree.kernels.launch import launch, triton_kernels
+from rootfree.kernels.plan import Group
 from rootfree.kernels.rounding import advance_
 from rootfree.kernels.stack import CurvatureOf, Part, Stack, shares_of
 from rootfree.kernels.tables import NUMBERS, SKIP, AddressTable, NumberTable, send_numbers
@@ -54,10 +55,10 @@ class KernelStack(Stack):
         if skip is not None and self.numbers is not None:  # where kernels, also recorded ones, look
             self.skip = self.numbers.tensor[SKIP].copy_(skip)
 
-    def _direct_(self, part: Part, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+    def _precondition_part_(self, part: Part, group: Group, curvature: CurvatureOf | None) -> None:
         kernel, refresh = part.share.bucket.plan.kernel, curvature is not None
         if kernel is None or self.numbers is None:
-            super()._direct_(part, group, curvature)
+            super()._precondition_part_(part, group, curvature)
         else:
             kernel(part.state, part.G, part.squares, self.numbers.tensor, refresh=refresh)
             self.keep_(part, refresh=refresh)
@@ -186,21 +187,21 @@ class FusedStack(KernelStack):
         if self._gaps:
             self._values.zero_()
 
-    def direct_(self, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+    def precondition_(self, group: Group, curvature: CurvatureOf | None) -> None:
         """Gradients in the stack <- their directions, from a graph where that is faster."""
         recordings = self._recordings_now()
         if recordings is None:
-            self._direct_all_(group, curvature)
+            self._precondition_parts_(group, curvature)
         else:  # all that it depends on beside the contents of tensors
             rates = [group.get(name) for name in self._baked]
             slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
             kind = (curvature is not None, *rates, *slabs)
-            recordings(kind, partial(self._direct_all_, group, curvature))
+            recordings(kind, partial(self._precondition_parts_, group, curvature))
 
-    def _direct_all_(self, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+    def _precondition_parts_(self, group: Group, curvature: CurvatureOf | None) -> None:
         parts = list(self.parts())  # all are there at once
-        works = [(p.G.numel(), partial(self._direct_, p, group, curvature)) for p in parts]
-        side_by_side(works, self.ps[0].device)
+        make = partial(self._precondition_part_, group=group, curvature=curvature)
+        side_by_side([(p.G.numel(), partial(make, p)) for p in parts], self.ps[0].device)
 
     def release(self) -> None:
         """Drop recorded graphs."""

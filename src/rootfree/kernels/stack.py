@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rootfree.curvature import BlockCurvature
 from rootfree.kernels.finite import unchanged_if
+from rootfree.kernels.plan import Group
 from rootfree.kernels.rounding import widened
 from rootfree.kernels.tables import NumberTable
 from rootfree.layout.buckets import Bucket, Slot, put_back_, select
@@ -115,12 +116,12 @@ class Stack:
         # Directions are contiguous, whatever the layout of the parameter.
         self.directions = [torch.empty(p.shape, dtype=self._wide, device=p.device) for p in self.ps]
 
-    def direct_(self, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+    def precondition_(self, group: Group, curvature: CurvatureOf | None) -> None:
         """Gradients in the stack <- their directions; a curvature first refreshes the state."""
         for part in self.parts():
-            self._direct_(part, group, curvature)
+            self._precondition_part_(part, group, curvature)
 
-    def _direct_(self, part: Part, group: dict[str, Any], curvature: CurvatureOf | None) -> None:
+    def _precondition_part_(self, part: Part, group: Group, curvature: CurvatureOf | None) -> None:
         bucket, H = part.share.bucket, None if curvature is None else curvature(part)
         portions = portions_of(part.G, part.state)
         for rows in portions:

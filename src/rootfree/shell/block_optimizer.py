@@ -234,7 +234,7 @@ class BlockOptimizer(RootFreeOptimizer):
             with torch.cuda.device_of(gs[0]):
                 stack.tell(work.skip)
                 stack.gather_(gs, squares=refresh)  # G of all blocks
-                stack.direct_(group, curvature)  # G <- U; H, if due, moves the factors first
+                stack.precondition_(group, curvature)  # G <- U; H, if due, moves the factors first
                 stack.descend_(ms, counters, self._tail(group))  # M <- α₁M + U;  W <- W - β₁M
         if (memory := self._memories[id(group)]).counts:
             count_(memory, work)
