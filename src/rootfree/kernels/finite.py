@@ -1,4 +1,4 @@
-"""One launch that looks for a number that is not finite in all gradients, and what follows."""
+"""Gradients that are not finite: one launch that finds them, and steps that change nothing then."""
 
 from __future__ import annotations
 
