@@ -138,7 +138,7 @@ def test_a_portion_has_as_many_blocks_for_each_thread(monkeypatch, blocks, threa
     size = 40 if blocks == 5 else 10  # of the larger state, not of the stack
     monkeypatch.setattr(stacks, "CACHED", 60)
     stack = torch.zeros(blocks, 2)
-    parts = stacks.portions_of(stack, {"factor0": torch.zeros(blocks, size)})
+    parts = stacks.rows_at_once(stack, {"factor0": torch.zeros(blocks, size)})
     assert [len(stack[part]) for part in parts] == rows
 
 

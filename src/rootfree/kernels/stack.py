@@ -123,7 +123,7 @@ class Stack:
 
     def _precondition_part_(self, part: Part, group: Group, curvature: CurvatureOf | None) -> None:
         bucket, H = part.share.bucket, None if curvature is None else curvature(part)
-        portions = portions_of(part.G, part.state)
+        portions = rows_at_once(part.G, part.state)
         for rows in portions:
             G, state, mine = part.G[rows], part.state, H
             if len(portions) > 1:
@@ -182,7 +182,7 @@ def _in_stack(G: Tensor, piece: Piece, start: int) -> Tensor:
     return G.as_strided(shape, piece.stack_strides, start + piece.stack_offset)
 
 
-def portions_of(G: Tensor, state: Mapping[str, Tensor]) -> list[slice]:
+def rows_at_once(G: Tensor, state: Mapping[str, Tensor]) -> list[slice]:
     """Rows of a stack and its state that are worked on together: on a GPU all of them."""
     if G.device.type != "cpu":
         return [slice(0, len(G))]
