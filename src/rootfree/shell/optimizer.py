@@ -25,6 +25,7 @@ from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
+from rootfree.placement.flattened import check_shapes_are_kept
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
 from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
@@ -85,6 +86,14 @@ class RootFreeOptimizer(Optimizer, ABC):
         # The method's name travels in the checkpoint, so that another method's is refused.
         options = {name: given[name] for name in self.options}
         super().__init__(params, {**options, "method": type(self).__name__})
+        self._check_shapes()
+
+    def _check_shapes(self) -> None:
+        """Refuse parameters that are not what they were in the model."""
+        method, mode = type(self).__name__, self._watch.mode
+        check_shapes_are_kept(
+            self.param_groups, method=method, matrices=self._has_companions, nonfinite=mode
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -244,6 +253,7 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def _remember(self, group: Group) -> GroupMemory:
         """Make what is known of a group anew."""
+        self._check_shapes()
         return remember(self, group)
 
     def _tail(self, group: Group) -> Tail:
