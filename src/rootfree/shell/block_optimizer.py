@@ -30,6 +30,7 @@ from rootfree.placement.local import is_sharded
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.block_layout import lay_out, stacks_of
+from rootfree.shell.compiled_step import fits_in_graph, new_handle, step_in_graph
 from rootfree.shell.gradients import memory_of, unchanged_if
 from rootfree.shell.groups import as_list, named
 from rootfree.shell.inspection import Factor, direction_of, factors_of
@@ -66,7 +67,12 @@ class BlockOptimizer(RootFreeOptimizer):
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
         self._placement = checked_placement(given)
+        self._handle = new_handle(self)
         super().__init__(params, given)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._handle = new_handle(self)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
@@ -245,9 +251,14 @@ class BlockOptimizer(RootFreeOptimizer):
         """β₂ of a refresh."""
         return cast("float", group["precond_lr"])
 
-    @_disable_dynamo
     def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient; torch.compile leaves it as it is."""
+        if torch.compiler.is_compiling() and closure is None and fits_in_graph(self):
+            return step_in_graph(self)
+        return self._plain_step(closure)
+
+    @_disable_dynamo
+    def _plain_step(self, closure: Any = None) -> Any:
         return super().step(closure)
 
     def _update(self, work: Work) -> None:
