@@ -261,6 +261,13 @@ class BlockOptimizer(RootFreeOptimizer):
     def _plain_step(self, closure: Any = None) -> Any:
         return super().step(closure)
 
+    def _act(self, work: Work) -> None:
+        if torch.is_autocast_enabled(work.ps[0].device.type):  # products have dtypes of their own
+            with torch.autocast(work.ps[0].device.type, enabled=False):
+                super()._act(work)
+        else:
+            super()._act(work)
+
     def _update(self, work: Work) -> None:
         tail = self._tail(work.group)
         if work.stacks is None:
