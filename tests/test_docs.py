@@ -62,11 +62,15 @@ def test_links_between_pages_exist(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize(("name", "count"), [("quickstart.md", 2), ("troubleshooting.md", 1)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("quickstart.md", 2), ("troubleshooting.md", 1), ("mixed_precision.md", 1)],
+)
 def test_the_summaries_shown_are_those_printed(name, count, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs" / name
     test_code_of_a_page_runs(page, tmp_path, monkeypatch)
-    shown = [text for _, text in blocks(page, "text") if "preconditioner" in text]
+    texts = [text for _, text in blocks(page, "text")]
+    shown = [text for text in texts if "preconditioner" in text or "bytes a parameter" in text]
     printed = capsys.readouterr().out
     assert len(shown) == count
     assert all(text in printed for text in shown)
