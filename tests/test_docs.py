@@ -94,6 +94,15 @@ def test_every_page_is_in_the_navigation_and_the_index():
         assert page.name == "index.md" or f"]({page.name})" in index, page.name
 
 
+def test_pages_that_docstrings_and_the_changelog_name_are_there():
+    titles = {page.read_text(encoding="utf-8").partition("\n")[0][2:] for page in PAGES}
+    files = [ROOT / "CHANGELOG.md", *(ROOT / "src" / "rootfree").rglob("*.py")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    named = set(re.findall(r"\bpage \*(.+?)\*", text))
+    assert named
+    assert named <= titles
+
+
 def test_the_reference_has_every_public_name_once_and_optimizers_first():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     names = re.findall(r"^::: rootfree\.(\w+)$", page, re.MULTILINE)
