@@ -60,7 +60,8 @@ def train(name: str, lr: float) -> tuple[torch.Tensor, float, float]:
     return means, 100 - accuracy(model), milliseconds
 
 
-axes = (figure := Figure(layout="constrained")).subplots()
+figure = Figure(layout="constrained")
+axes = figure.subplots()
 print(f"{'curvature':<24} {'lr':>7} {'loss':>8} {'test error':>10} {'ms a step':>10}")
 for name in CURVATURES:
     runs = {lr: train(name, lr) for lr in options.lrs}
