@@ -149,6 +149,29 @@ def test_what_is_misspelt_is_found(misspelt):
         check(shlex.split(misspelt), whole=True)
 
 
+SHORTER = ["--set", "train.epochs=2", "--set", "seeds=[0]", "--set", "data.limit=256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "command", "options"),
+    [("own_work.md", "train", []), ("laboratory.md", "compare", SHORTER)],
+)
+def test_the_config_of_a_page_trains(name, command, options, tmp_path, monkeypatch):
+    """With the page's Python beside it."""
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / name
+    ((_, config),) = blocks(page, "toml")
+    for _, source in blocks(page, "python"):
+        Path("speech.py").write_text(source, encoding="utf-8")
+    Path("config.toml").write_text(config, encoding="utf-8")
+    result = CliRunner().invoke(app, [command, "config.toml", *options])
+    assert result.exit_code == 0, result.output
+    records = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
+    assert len(records) == config.count("optimizer]")
+    assert all('"completed": true' in record for record in records)
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_quickstart_work_as_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
