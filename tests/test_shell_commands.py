@@ -2,7 +2,7 @@
 
 A command is checked by the parser that it would meet. Most of them train for minutes or install
 packages, and `rootfree demo` is run by lab/test_cli.py; those of the quickstart that take seconds
-are run as they are printed.
+are run as they are printed, and the configs of two pages train.
 """
 
 from __future__ import annotations
