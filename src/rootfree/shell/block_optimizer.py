@@ -29,8 +29,8 @@ from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.local import is_sharded
 from rootfree.placement.sharded import Sharded, checked_placement
 from rootfree.rules import LEAST_DAMPING
+from rootfree.shell import compiled_step
 from rootfree.shell.block_layout import lay_out, stacks_of
-from rootfree.shell.compiled_step import fits_in_graph, new_handle, step_in_graph
 from rootfree.shell.gradients import memory_of, unchanged_if
 from rootfree.shell.groups import as_list, named
 from rootfree.shell.inspection import Factor, direction_of, factors_of
@@ -67,17 +67,24 @@ class BlockOptimizer(RootFreeOptimizer):
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
         self._placement = checked_placement(given)
-        self._handle = new_handle(self)
+        self._handle = compiled_step.new_handle(self)
         super().__init__(params, given)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._handle = new_handle(self)
+        self._handle = compiled_step.new_handle(self)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
         kept["state"] = defaultdict(dict, with_clocks(self._memories.values(), kept["state"]))
         return {**kept, "_placement": self._placement}
+
+    def _act(self, work: Work) -> None:
+        if torch.is_autocast_enabled(work.ps[0].device.type):  # products have dtypes of their own
+            with torch.autocast(work.ps[0].device.type, enabled=False):
+                super()._act(work)
+        else:
+            super()._act(work)
 
     @property
     def _placing(self) -> Placing:
@@ -253,20 +260,13 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient; torch.compile leaves it as it is."""
-        if torch.compiler.is_compiling() and closure is None and fits_in_graph(self):
-            return step_in_graph(self)
+        if torch.compiler.is_compiling() and closure is None and compiled_step.fits_in_graph(self):
+            return compiled_step.step_in_graph(self)
         return self._plain_step(closure)
 
     @_disable_dynamo
     def _plain_step(self, closure: Any = None) -> Any:
         return super().step(closure)
-
-    def _act(self, work: Work) -> None:
-        if torch.is_autocast_enabled(work.ps[0].device.type):  # products have dtypes of their own
-            with torch.autocast(work.ps[0].device.type, enabled=False):
-                super()._act(work)
-        else:
-            super()._act(work)
 
     def _update(self, work: Work) -> None:
         tail = self._tail(work.group)
