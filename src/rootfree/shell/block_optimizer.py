@@ -57,6 +57,8 @@ class BlockOptimizer(RootFreeOptimizer):
     _has_companions = True
     _elements_at_once = None  # buckets have all their members at once
 
+    _handle: int  #: by which a compiled graph finds the optimizer
+
     #: kernels that do what `_direction` does, with the default curvature
     _kernel: ClassVar[Callable[..., None] | None] = None
 
@@ -67,17 +69,18 @@ class BlockOptimizer(RootFreeOptimizer):
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
         self._placement = checked_placement(given)
-        self._handle = compiled_step.new_handle(self)
         super().__init__(params, given)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._handle = compiled_step.new_handle(self)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
         kept["state"] = defaultdict(dict, with_clocks(self._memories.values(), kept["state"]))
         return {**kept, "_placement": self._placement}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Copies, too, get a handle of their own."""
+        made = super().__new__(cls)
+        made._handle = compiled_step.new_handle(made)
+        return made
 
     def _act(self, work: Work) -> None:
         if torch.is_autocast_enabled(work.ps[0].device.type):  # products have dtypes of their own

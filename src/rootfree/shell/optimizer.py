@@ -25,7 +25,6 @@ from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
-from rootfree.placement.flattened import check_shapes_are_kept
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
 from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
@@ -35,7 +34,7 @@ from rootfree.shell.diagnostics import Diagnostics
 from rootfree.shell.gradients import Watch, find_work, memory_of
 from rootfree.shell.groups import checked_group
 from rootfree.shell.inspection import Factor, measured_parameters, update_rms
-from rootfree.shell.memory import remember
+from rootfree.shell.memory import check_shapes, remember
 from rootfree.shell.options import check_switches
 from rootfree.shell.summary import bytes_of, table_of
 from rootfree.shell.work import GroupMemory, Work
@@ -86,14 +85,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         # The method's name travels in the checkpoint, so that another method's is refused.
         options = {name: given[name] for name in self.options}
         super().__init__(params, {**options, "method": type(self).__name__})
-        self._check_shapes()
-
-    def _check_shapes(self) -> None:
-        """Refuse parameters that are not what they were in the model."""
-        method, mode = type(self).__name__, self._watch.mode
-        check_shapes_are_kept(
-            self.param_groups, method=method, matrices=self._has_companions, nonfinite=mode
-        )
+        check_shapes(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -253,7 +245,6 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def _remember(self, group: Group) -> GroupMemory:
         """Make what is known of a group anew."""
-        self._check_shapes()
         return remember(self, group)
 
     def _tail(self, group: Group) -> Tail:
