@@ -58,8 +58,17 @@ def test_names_in_code_are_public(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_exist(page):
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    words = [re.sub(r"[^\w\s-]", "", h) for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[-\s]+", "-", each.strip().lower()) for each in words}
 
 
 @pytest.mark.parametrize(
