@@ -13,15 +13,13 @@ block. In images of at most 64 pixels that would leave nothing to look at, so th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.models.dataset_info import DatasetInfo
 from rootfree_lab.torchvision_shim import make_importable
-
-if TYPE_CHECKING:
-    from rootfree_lab.models import DatasetInfo
 
 _SMALL = 64  # pixels a side
 
@@ -69,19 +67,15 @@ def _resnet(model: Any, data: DatasetInfo) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def resnet18(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
-    """ResNet-18."""
-    return _resnet(_create("resnet18", **_common(data, drop_rate=drop_rate)), data)
+def _resnet_of_timm(depth: int) -> Callable[..., nn.Module]:
+    def build(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
+        return _resnet(_create(f"resnet{depth}", **_common(data, drop_rate=drop_rate)), data)
+
+    build.__name__ = f"resnet{depth}"
+    return build
 
 
-def resnet34(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
-    """ResNet-34."""
-    return _resnet(_create("resnet34", **_common(data, drop_rate=drop_rate)), data)
-
-
-def resnet50(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
-    """ResNet-50."""
-    return _resnet(_create("resnet50", **_common(data, drop_rate=drop_rate)), data)
+resnet18, resnet34, resnet50 = map(_resnet_of_timm, (18, 34, 50))
 
 
 def resnet_micro(data: DatasetInfo) -> nn.Module:
@@ -242,33 +236,22 @@ def focalnet_micro(data: DatasetInfo, *, channels: int = 16) -> nn.Module:
     return _focalnet("focalnet_micro", model, data)
 
 
-def _vit(
-    size: str, data: DatasetInfo, patch: int | None, drop_path_rate: float | None
-) -> nn.Module:
-    patch = patch or (4 if _small(data) else 16)
-    sides = _sides(f"vit_{size}", data, least=patch, multiple=patch)
-    return _create(  # type: ignore[no-any-return]
-        f"vit_{size}_patch16_224",
-        **_common(data, img_size=sides, patch_size=patch, drop_path_rate=drop_path_rate),
-    )
+def _vit(size: str) -> Callable[..., nn.Module]:
+    """12 blocks of width 192 (tiny), 384 (small) or 768 (base)."""
+    name = f"vit_{size}"
+
+    def build(
+        data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
+    ) -> nn.Module:
+        patch = patch or (4 if _small(data) else 16)
+        sides = _sides(name, data, least=patch, multiple=patch)
+        return _create(  # type: ignore[no-any-return]
+            f"{name}_patch16_224",
+            **_common(data, img_size=sides, patch_size=patch, drop_path_rate=drop_path_rate),
+        )
+
+    build.__name__ = name
+    return build
 
 
-def vit_tiny(
-    data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
-) -> nn.Module:
-    """ViT-Ti: 12 blocks of width 192."""
-    return _vit("tiny", data, patch, drop_path_rate)
-
-
-def vit_small(
-    data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
-) -> nn.Module:
-    """ViT-S: 12 blocks of width 384."""
-    return _vit("small", data, patch, drop_path_rate)
-
-
-def vit_base(
-    data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
-) -> nn.Module:
-    """ViT-B: 12 blocks of width 768."""
-    return _vit("base", data, patch, drop_path_rate)
+vit_tiny, vit_small, vit_base = map(_vit, ("tiny", "small", "base"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ class Measured:
 
 
 Measure = Callable[[torch.Generator], Measured]
+Measuring = TypeVar("Measuring", bound=Callable[..., Measured])
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,21 @@ class Claim:
     name: str
     sentence: str
     measure: Measure
+
+
+#: Claims by the module whose functions measure them.
+REGISTERED: dict[str, list[Claim]] = {}
+
+
+def claim(name: str, sentence: str, **options: Any) -> Callable[[Measuring], Measuring]:
+    """Make a claim of the function that measures it; `options` are further arguments of it."""
+
+    def register(measure: Measuring) -> Measuring:
+        claims = REGISTERED.setdefault(measure.__module__, [])
+        claims.append(Claim(name, sentence, partial(measure, **options)))
+        return measure
+
+    return register
 
 
 def below(figure: float, limit: float, detail: str) -> Measured:

@@ -16,14 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rootfree_lab.verify.claim import Measured, largest, mixing, normal, relative_difference
+from rootfree_lab.verify.claim import Measured, claim, largest, mixing, normal, relative_difference
 from rootfree_lab.verify.methods import (
+    IF_COVARIANCE,
     IF_FACTOR,
     IF_SHAMPOO,
     MATRIX,
+    RF_FULL,
+    RF_SHAMPOO,
     VECTOR,
     Method,
     inverses,
+    walk,
 )
 
 # Small enough for the leading term, large enough to stand clear of rounding: 1e-10·C against 1e-15.
@@ -45,11 +49,7 @@ def preconditioner(
 ) -> list[Tensor]:
     """Sₙ⁻¹ of every axis after these gradients, from S₀ = ⊗ AₙᵀAₙ."""
     p = nn.Parameter(torch.zeros_like(gradients[0]))
-    optimizer = method.make(p, As, lr=0.0, batch_size=B, **options)
-    for g in gradients:
-        p.grad = g.clone()
-        optimizer.step()
-    return inverses(optimizer.state[p])
+    return inverses(walk(method.make(p, As, lr=0.0, batch_size=B, **options), p, gradients))
 
 
 def same_to_first_order(generator: torch.Generator, *, method: Method, exact: Method) -> Measured:
@@ -71,6 +71,16 @@ def same_to_first_order(generator: torch.Generator, *, method: Method, exact: Me
     return slope_two(curves)
 
 
+for _method, _exact in (
+    (IF_COVARIANCE, RF_FULL), (IF_FACTOR, RF_FULL), (IF_SHAMPOO, RF_SHAMPOO),
+):  # fmt: skip
+    _sentence = f"{_method.name} is {_exact.name} to first order in β₂."
+    claim(f"first-order-{_method.short}", _sentence, method=_method, exact=_exact)(
+        same_to_first_order
+    )
+
+
+@claim("truncation", "K(I - β₂m) is K·exp(-β₂m) to first order in β₂.")
 def truncation(generator: torch.Generator) -> Measured:
     """K(I - β₂h), what the library does, against K·exp(-β₂h), with one axis and with two."""
 
