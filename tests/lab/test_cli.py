@@ -12,18 +12,20 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree_lab import commands, demo
+from rootfree_lab import demo
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.app import app
 from rootfree_lab.report import figures
 
 
 @pytest.fixture(autouse=True)
 def wide_console(monkeypatch) -> None:
     """No cell of a table is cut, whatever the numbers in it."""
-    monkeypatch.setattr(commands, "console", Console(width=200))
+    monkeypatch.setattr(terminal, "console", Console(width=200))
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(commands.app, list(arguments))
+    return CliRunner().invoke(app, list(arguments))
 
 
 @pytest.fixture

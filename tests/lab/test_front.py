@@ -17,8 +17,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import rootfree
-from rootfree_lab import commands, demo, needed, progress
-from rootfree_lab.commands import app
+from rootfree_lab import demo, needed, progress
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.app import app
 from rootfree_lab.session import Session
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -99,7 +100,7 @@ def test_the_demo_asks_for_the_packages_of_its_report_first(monkeypatch, tmp_pat
 @pytest.mark.parametrize(("seconds", "lines"), [(1, 2), (25, 3), (60, 7)])
 def test_a_log_gets_a_line_a_minute(tmp_path, monkeypatch, seconds, lines):
     """Between the first and the last line one a minute, however many epochs there are."""
-    monkeypatch.setattr(commands, "console", Console(width=200))
+    monkeypatch.setattr(terminal, "console", Console(width=200))
     steps = []  # each takes so many seconds
     clock = SimpleNamespace(
         monotonic=lambda: seconds * len(steps), perf_counter=lambda: seconds * len(steps)

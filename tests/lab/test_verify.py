@@ -19,8 +19,8 @@ from rootfree.rules import full_matrix as full_matrix_rules
 from rootfree.rules import if_shampoo as if_shampoo_rules
 from rootfree.rules import rf_shampoo
 from rootfree.structures import Dense, LowerTriangular
-from rootfree_lab import commands
-from rootfree_lab.commands import app
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.app import app
 from rootfree_lab.verify import fisher, gaussian, report
 from rootfree_lab.verify.claim import Claim, Measured
 from rootfree_lab.verify.table import CLAIMS
@@ -415,7 +415,7 @@ def test_bad_arguments_are_refused(arguments):
 
 def test_a_terminal_gets_a_table(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    monkeypatch.setattr(commands, "console", console)
+    monkeypatch.setattr(terminal, "console", console)
     result = run(*only("woodbury"))
     assert result.exit_code == 0
     assert result.output == ""  # all of it went to the console

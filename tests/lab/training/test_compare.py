@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree_lab import checkpoints, commands, compare, session
+from rootfree_lab import checkpoints, compare, session
 from rootfree_lab.checkpoints import checkpoint_path
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.app import app
 from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.records import read_records
 from rootfree_lab.training import records_path
@@ -18,11 +20,11 @@ from rootfree_lab.training import records_path
 
 @pytest.fixture(autouse=True)
 def wide_console(monkeypatch):
-    monkeypatch.setattr(commands, "console", Console(width=200))
+    monkeypatch.setattr(terminal, "console", Console(width=200))
 
 
 def run(*arguments):
-    return CliRunner().invoke(commands.app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_train_records_one_run(tmp_path, config_file):

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.stand_in_pool import StandInPool
-from rootfree_lab import commands, many_runs
+from rootfree_lab import many_runs
+from rootfree_lab.cli.app import app
 from rootfree_lab.config_files import load_comparison
 from rootfree_lab.records import read_records
 from rootfree_lab.side_by_side import Event
@@ -21,7 +22,7 @@ def test_side_by_side_gives_what_one_by_one_gives(tmp_path, config_file, compara
         out = tmp_path / jobs
         arguments = ["compare", str(config_file), "--out", str(out), "--jobs", jobs]
         arguments += ["--set", "seeds=[1]"]
-        result = CliRunner().invoke(commands.app, arguments)
+        result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
         assert "AdamW v1.5 seed 1 · step 5/5" in result.output
         assert "AdamW v1.5 seed 1 · done" in result.output

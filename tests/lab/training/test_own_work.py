@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from rootfree_lab import commands
+from rootfree_lab.cli.app import app
 from rootfree_lab.compare import compare
 from rootfree_lab.config_files import load_comparison, load_config
 from rootfree_lab.config_reading import ConfigError
@@ -196,14 +196,14 @@ def test_limits_of_data_without_the_argument_are_applied(mine, tmp_path):
 
 def test_a_new_config_trains_and_compares_as_written(tmp_path):
     path = tmp_path / "experiment.toml"
-    said = CliRunner().invoke(commands.app, ["new", str(path)])
+    said = CliRunner().invoke(app, ["new", str(path)])
     assert said.exit_code == 0, said.output
     text = path.read_text()
     for run in load_comparison(path):
         check(run)
     small = ["train.epochs=1", "data.limit=64", "schedule.warmup_epochs=0"]
     assert train(load_config(path, small), out=tmp_path)["completed"]
-    again = CliRunner().invoke(commands.app, ["new", str(path)])
+    again = CliRunner().invoke(app, ["new", str(path)])
     assert again.exit_code == 2
     assert "choose another name" in again.output
     assert path.read_text() == text
@@ -218,7 +218,7 @@ def test_records_as_csv(mine, tmp_path):
     for arguments, count in (([], 2), (["--curves"], 3 + 3)):
         target = tmp_path / "runs.csv"
         said = CliRunner().invoke(
-            commands.app, ["export", str(records_path(tmp_path)), "--out", str(target), *arguments]
+            app, ["export", str(records_path(tmp_path)), "--out", str(target), *arguments]
         )
         assert said.exit_code == 0, said.output
         with open(target, newline="") as file:
@@ -236,7 +236,7 @@ def test_records_as_csv(mine, tmp_path):
 
 
 def test_an_export_of_nothing_is_refused(tmp_path):
-    said = CliRunner().invoke(commands.app, ["export", str(tmp_path / "nothing")])
+    said = CliRunner().invoke(app, ["export", str(tmp_path / "nothing")])
     assert said.exit_code == 2
     assert "there is no file or folder" in said.output
 

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from rootfree_lab.loading_torch import loading_torch
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.exits import ends
+from rootfree_lab.cli.terminal import loading_torch
 
 app = typer.Typer(no_args_is_help=True, help="List the data sets, or get one.")
 
@@ -21,16 +25,27 @@ def _names() -> list[str]:
 
 
 @app.command("list")
+@ends
 def data_list(cache: Cache = None) -> None:
     """Show the data sets: kind, size, whether they are here, how to get them."""
     with loading_torch():
-        from rootfree_lab.data.table import sources_table
-    from rootfree_lab import commands
+        from rootfree_lab.data.loading import status
+        from rootfree_lab.data.registry import SOURCES
 
-    commands.console.print(sources_table(cache))
+    table = Table(title="Data sets")
+    for heading in ("name", "kind", "size", "status", "how to get it"):
+        # Folded, not cut: a name that does not fit goes on in the next line.
+        table.add_column(heading, no_wrap=heading in ("name", "status"), overflow="fold")
+    for source in SOURCES.values():
+        how = f"rootfree data fetch {source.name}" if source.ways else source.how
+        here = status(source.name, cache=cache)
+        # Escaped: brackets would be taken for a style.
+        table.add_row(source.name, source.kind, source.size, here, escape(how))
+    terminal.console.print(table)
 
 
 @app.command("fetch")
+@ends
 def data_fetch(
     name: Annotated[
         str, typer.Argument(help="As rootfree data list has it.", autocompletion=_names)
@@ -47,13 +62,8 @@ def data_fetch(
       rootfree data fetch cifar10 --cache data
     """
     with loading_torch():
-        from rootfree_lab.data import DataError, fetch
-    from rootfree_lab import commands
+        from rootfree_lab.data import fetch
 
-    try:
-        with commands.console.status(f"getting {name}"):
-            folder = fetch(name, cache=cache)
-    except DataError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
+    with terminal.console.status(f"getting {name}"):
+        folder = fetch(name, cache=cache)
     typer.echo(f"{name} is in {folder}" if folder else f"{name} comes with an installed package")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import typer
 
@@ -11,10 +13,22 @@ from rootfree_lab.stopping import Interrupted
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
-def with_exit_codes(work: Callable[[], int]) -> int:
-    """Run a command; errors of settings, data, files and signals: a sentence and an exit code."""
+def ends(command: Callable[..., int | None]) -> Callable[..., None]:
+    """A command that ends with its result as the exit code, None being zero.
+
+    Errors of settings, data, files and signals end it with a sentence and a code of their own.
+    """
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        raise typer.Exit(_code(lambda: command(*arguments, **options)))
+
+    return run
+
+
+def _code(work: Callable[[], int | None]) -> int:
     try:
-        return work()
+        return work() or 0
     except Interrupted as stopped:
         left = f"; continue from {stopped.checkpoint} with --resume" if stopped.checkpoint else ""
         typer.echo(f"stopped{left}", err=True)

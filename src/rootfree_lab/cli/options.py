@@ -48,3 +48,8 @@ Rollback = Annotated[
     ),
 ]
 Records = Annotated[Path, typer.Argument(help="A records.jsonl, or a folder with such files.")]
+
+
+def rolled_back(assignments: list[str] | None, times: int | None) -> list[str]:
+    """What `--set` and `--rollback` say together."""
+    return [*(assignments or []), *([] if times is None else [f"train.rollback={times}"])]

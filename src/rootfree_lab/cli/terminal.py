@@ -1,4 +1,4 @@
-"""The wait for torch, which takes seconds to load: said at once."""
+"""Where commands print, and the wait for torch, which takes seconds to load: said at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+console = Console()
+
 
 @contextmanager
 def loading_torch() -> Iterator[None]:
@@ -16,11 +18,11 @@ def loading_torch() -> Iterator[None]:
 
     Nothing is shown where torch is loaded already, and of several ranks only the first speaks.
     """
-    console = Console(stderr=True)
+    errors = Console(stderr=True)
     if "torch" in sys.modules or os.environ.get("RANK", "0") != "0":
         yield
-    elif console.is_terminal:
-        with console.status("loading torch"):
+    elif errors.is_terminal:
+        with errors.status("loading torch"):
             yield
     else:
         print("loading torch", file=sys.stderr, flush=True)
