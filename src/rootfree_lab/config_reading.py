@@ -1,4 +1,4 @@
-"""TOML tables into frozen dataclasses: types checked, every unknown key an error.
+"""Tables of TOML and JSON into frozen dataclasses: types checked, every unknown key an error.
 
 Nothing here knows which settings there are; `config` says that.
 """
@@ -9,7 +9,7 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -108,19 +108,24 @@ def checked(name: str, value: Any, kind: Any) -> Any:
     if value == "none" and type(None) in options:  # TOML has no null
         return None
     for option in options:
-        fits, result = _as_kind(value, option)
+        fits, result = _as_kind(name, value, option)
         if fits:
             return result
     wanted = " or ".join(_words(option) for option in options if option is not type(None))
     raise ConfigError(f"{name} must be {wanted}, got {value!r}")
 
 
-def _as_kind(value: Any, kind: Any) -> tuple[bool, Any]:
+def _as_kind(name: str, value: Any, kind: Any) -> tuple[bool, Any]:
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return True, build(kind, value, name)  # type: ignore[type-var]
+    if get_origin(kind) is list and isinstance(value, list):
+        (element,) = get_args(kind)
+        return True, [checked(f"{name}[{i}]", part, element) for i, part in enumerate(value)]
     if get_origin(kind) is tuple:
         element = get_args(kind)[0]
         if not isinstance(value, (list, tuple)):
             return False, None
-        parts = [_as_kind(part, element) for part in value]
+        parts = [_as_kind(name, part, element) for part in value]
         return all(fits for fits, _ in parts), tuple(part for _, part in parts)
     if get_origin(kind) is dict:
         return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else None
@@ -128,16 +133,16 @@ def _as_kind(value: Any, kind: Any) -> tuple[bool, Any]:
         return True, float(value)
     if isinstance(value, bool) and kind is not bool:
         return False, None
-    return isinstance(value, kind), value
+    return isinstance(value, get_origin(kind) or kind), value
 
 
 def _words(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return f"a list ({_words(get_args(kind)[0])} each)"
-    if get_origin(kind) is dict:
+    if get_origin(kind) is dict or is_dataclass(kind):
         return "a table"
     return {int: "an integer", float: "a number", str: "a string", bool: "true or false"}.get(
-        kind, str(kind)
+        kind, "a list"
     )
 
 

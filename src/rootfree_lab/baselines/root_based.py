@@ -23,6 +23,11 @@ from rootfree_lab.baselines.roots import (
 Group = dict[str, Any]
 
 
+def _options(arguments: dict[str, Any]) -> Group:
+    """Of the arguments of a constructor, those that groups have."""
+    return {k: v for k, v in arguments.items() if k not in ("self", "params", "__class__")}
+
+
 class _RootBased(Optimizer, ABC):
     """Factors on axes, their inverse roots, momentum: what both methods share."""
 
@@ -174,8 +179,7 @@ class Shampoo(_RootBased):
         max_update_rms: float | None = 1.0,
         root_dtype: str = "float32",
     ) -> None:
-        given = locals()
-        super().__init__(params, {name: given[name] for name in _OPTIONS})
+        super().__init__(params, _options(locals()))
 
     def _axes(self, p: Tensor, group: Group) -> tuple[int, ...]:
         return merged_shape(tuple(p.shape), group["block_size"])
@@ -217,27 +221,11 @@ class FullAdagrad(_RootBased):
         max_update_rms: float | None = 1.0,
         root_dtype: str = "float32",
     ) -> None:
-        given = locals()
-        super().__init__(params, {name: given[name] for name in _OPTIONS})
+        super().__init__(params, _options(locals()))
 
     def _axes(self, p: Tensor, group: Group) -> tuple[int, ...]:
         return (p.numel(),)
 
-
-_OPTIONS = (
-    "lr",
-    "precond_lr",
-    "momentum",
-    "damping",
-    "weight_decay",
-    "gamma",
-    "update_every",
-    "block_size",
-    "bias_correction",
-    "hold_stale",
-    "max_update_rms",
-    "root_dtype",
-)
 
 #: option -> (upper end, whether it is excluded); all start at zero
 _RANGES = {
