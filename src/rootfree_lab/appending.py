@@ -1,8 +1,9 @@
-"""Append to a file of lines: whole or not at all, whoever else is writing or was killed."""
+"""Append to a file of JSON lines: whole or not at all, whoever else is writing or was killed."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -27,6 +28,17 @@ def append_lines(path: Path, lines: Callable[[], bytes], *, lock: str, timeout: 
         if text := lines():
             with in_words(path):
                 _append(path, text)
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
+    return value
 
 
 def _append(path: Path, text: bytes) -> None:

@@ -237,7 +237,6 @@ class Config:
     output: OutputConfig = field(default_factory=OutputConfig)
 
     def with_seed(self, seed: int) -> Config:
-        """The same run from another seed."""
         return replace(self, train=replace(self.train, seed=seed))
 
     def as_table(self) -> Table:

@@ -117,7 +117,7 @@ def checked(name: str, value: Any, kind: Any) -> Any:
 
 def _as_kind(name: str, value: Any, kind: Any) -> tuple[bool, Any]:
     if is_dataclass(kind) and isinstance(value, Mapping):
-        return True, build(kind, value, name)  # type: ignore[type-var]
+        return True, build(kind, value, name)  # type: ignore[arg-type]
     if get_origin(kind) is list and isinstance(value, list):
         (element,) = get_args(kind)
         return True, [checked(f"{name}[{i}]", part, element) for i, part in enumerate(value)]

@@ -125,5 +125,4 @@ class LatestLines:
 
     @property
     def renderable(self) -> RenderableType:
-        """The lines, one a run."""
         return Group(*map(Text, self._lines.values()))

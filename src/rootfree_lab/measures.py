@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 PARTS = ("data", "forward", "backward", "optimizer")
 
@@ -143,23 +143,9 @@ def peak_bytes(device: torch.device) -> int | None:
 
 def state_bytes(optimizers: Iterable[Optimizer]) -> int:
     """Bytes of the optimizers' state, every tensor once."""
-    found = {
-        id(t): t.numel() * t.element_size()
-        for optimizer in optimizers
-        for t in _tensors(optimizer.state)
-    }
+    states = tree_leaves([dict(optimizer.state) for optimizer in optimizers])
+    found = {id(t): t.numel() * t.element_size() for t in states if isinstance(t, Tensor)}
     return sum(found.values())
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from _tensors(value)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -40,7 +40,6 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """Whether the run has no other process."""
         return self.mode == "none"
 
     def part(self, batch: Batch) -> Batch:

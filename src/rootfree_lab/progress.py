@@ -130,7 +130,6 @@ class Bar(Watcher):
 
     @property
     def renderable(self) -> RenderableType:
-        """The bar itself."""
         return self._progress.get_renderable()
 
     def begin(self, session: Session) -> None:

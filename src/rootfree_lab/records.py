@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 import rootfree
-from rootfree_lab.appending import append_lines
+from rootfree_lab.appending import append_lines, finite
 
 Record = dict[str, Any]
 
@@ -67,14 +66,3 @@ def versions(device: torch.device) -> dict[str, str]:
         "python": platform.python_version(),
         "device": name,
     }
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(part) for part in value]
-    return value

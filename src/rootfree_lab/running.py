@@ -59,7 +59,6 @@ class Running:
         return Running(loss, correct, int(count), self.steps)
 
     def mean_loss(self) -> float:
-        """Mean over the steps."""
         return self.loss.item() / max(self.steps, 1)
 
     def accuracy(self) -> float | None:

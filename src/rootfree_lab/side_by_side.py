@@ -30,7 +30,6 @@ class Channel:
         self._connection = connection
 
     def tell(self, message: Any) -> None:
-        """Say something that needs no answer."""
         self._connection.send(("told", message))
 
     def ask(self, message: Any) -> Any:
@@ -91,7 +90,6 @@ class Pool:
 
     @property
     def running(self) -> list[Any]:
-        """The items that are being worked on."""
         return [worker.item for worker in self._workers if worker.busy]
 
     @property

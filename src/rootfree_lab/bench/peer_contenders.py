@@ -90,23 +90,20 @@ def _soap(ps: Parameters) -> Optimizer:
     except ModuleNotFoundError:
         _package("heavyball", "pip install pytorch_optimizer, or heavyball")
         soap = packages.heavyball("SOAP")
-    optimizer: Optimizer = soap(ps, lr=LR, precondition_frequency=10)
-    return optimizer
+    return soap(ps, lr=LR, precondition_frequency=10)  # type: ignore[no-any-return]
 
 
 def _scalable_shampoo(ps: Parameters) -> Optimizer:
     module = _package("pytorch_optimizer", "pip install pytorch_optimizer")
-    optimizer: Optimizer = module.ScalableShampoo(
+    return module.ScalableShampoo(  # type: ignore[no-any-return]
         ps, lr=LR, block_size=1024, start_preconditioning_step=1, preconditioning_compute_steps=10
     )
-    return optimizer
 
 
 def _distributed_shampoo(ps: Parameters) -> Optimizer:
     module = _package(
         "distributed_shampoo", "it is not on PyPI, but in github.com/facebookresearch/optimizers"
     )
-    optimizer: Optimizer = module.DistributedShampoo(
+    return module.DistributedShampoo(  # type: ignore[no-any-return]
         ps, lr=LR, max_preconditioner_dim=8192, precondition_frequency=10
     )
-    return optimizer

@@ -30,7 +30,6 @@ class Split:
         return len(self.x)
 
     def first(self, count: int) -> Split:
-        """The first examples (or tokens)."""
         return Split(self.x[:count], self.y[:count])
 
 
@@ -46,7 +45,6 @@ class Graph:
     test: Tensor
 
     def to(self, device: torch.device) -> Graph:
-        """The graph on a device."""
         return Graph(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 

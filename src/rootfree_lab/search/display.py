@@ -43,7 +43,6 @@ class Display:
             self._live.stop()
 
     def __call__(self, claim: Claim, kind: str, content: Any) -> None:
-        """Show what a trial does."""
         name = claim.slot.name
         if kind in ("began", "point"):
             self._running[claim.trial] = f"{name} · {_progress(content)}"

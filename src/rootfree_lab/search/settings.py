@@ -100,7 +100,6 @@ class Entry:
         )
 
     def trial(self, slot: Slot, settings: Settings) -> Config:
-        """The run of a trial."""
         options = with_settings(self.config.optimizer.options, settings)
         optimizer = OptimizerConfig(self.config.optimizer.name, options)
         return replace(self.config, label=slot.name, optimizer=optimizer)

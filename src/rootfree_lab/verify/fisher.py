@@ -34,7 +34,6 @@ class Logistic:
 
     @classmethod
     def draw(cls, generator: torch.Generator, *, N: int, d: int) -> Logistic:
-        """Features and weights at random."""
         x, w = normal(generator, N, d), normal(generator, d)
         return cls(x, torch.sigmoid(x @ w))
 

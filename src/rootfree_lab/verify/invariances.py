@@ -62,7 +62,6 @@ class Regression:
 
     @classmethod
     def draw(cls, generator: torch.Generator) -> Regression:
-        """Features and labels at random."""
         X, signs = normal(generator, TERMS, 4), normal(generator, TERMS, 3).sign()
         return cls(X, signs)
 
@@ -71,11 +70,9 @@ class Regression:
         return nn.functional.softplus(-self.signs * (self.X @ w.reshape(3, 4).mT)).sum(1)
 
     def average(self, w: Tensor) -> Tensor:
-        """The averaged loss."""
         return self.terms(w).mean()
 
     def total(self, w: Tensor) -> Tensor:
-        """The summed loss."""
         return self.terms(w).sum()
 
 
