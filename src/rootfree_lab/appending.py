@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from rootfree_lab.durable import in_words, sync_folder
+from rootfree_lab.durable import in_words, sync
 
 
 def append_lines(path: Path, lines: Callable[[], bytes], *, lock: str, timeout: float = -1) -> None:
@@ -49,7 +49,7 @@ def _append(path: Path, text: bytes) -> None:
             _write_whole(file, text)
             os.fsync(file.fileno())
             if end == 0:
-                sync_folder(path.parent)
+                sync(path.parent)
         except OSError:  # a full disk: half a line must not stay
             # Where it has to, readers pass over it and the next writer takes it away.
             with suppress(OSError):

@@ -57,7 +57,7 @@ def replace_file(path: Path, write: Callable[[Any], None]) -> None:
             with suppress(OSError):  # the reason for removing it is the one to be told
                 beside.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 def replace_text(path: Path, text: str, *, errors: str = "strict") -> None:
@@ -65,11 +65,11 @@ def replace_text(path: Path, text: str, *, errors: str = "strict") -> None:
     replace_file(path, lambda file: file.write(text.encode("utf-8", errors)))
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder last through a power cut, where the system can."""
-    if os.name != "posix":
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, last through a power cut, where the system can."""
+    if os.name != "posix" and path.is_dir():
         return
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -48,6 +48,22 @@ _ADAM: dict[str, Place] = {
 # The options of AdamW that a group has; with others (amsgrad, say) it is an optimizer of its own.
 _OF_GROUPS = ("lr", "betas", "eps", "weight_decay")
 _SOAP: dict[str, Place] = {**_ADAM, "update_every": (_RENAMED, "precondition_frequency")}
+_SIRF: dict[str, Place] = {
+    "precond_lr": (_RENAMED, "beta2"),
+    "momentum": (_RENAMED, "alpha1"),
+    "riemannian_momentum": (_RENAMED, "alpha2"),
+    "damping": (_RENAMED, "lam"),
+    "weight_decay": (_RENAMED, "kappa"),
+    "update_every": (_RENAMED, "T"),
+    "factor_dtype": (_RENAMED, "preconditioner_dtypes"),
+}
+_PEERS: tuple[tuple[str, str, dict[str, Place]], ...] = (
+    ("pytorch_optimizer", "SOAP", _SOAP),
+    ("pytorch_optimizer", "Kron", {}),
+    ("pytorch_optimizer", "ScalableShampoo", {}),
+    ("heavyball", "SOAP", _SOAP),
+    ("heavyball", "PSGDKron", {}),
+)
 
 
 @dataclass(frozen=True)
@@ -81,20 +97,12 @@ def _methods() -> dict[str, Method]:
         "FullAdagrad": Method(_given(baselines.FullAdagrad), is_matrix=True),
     }
     diagonal = (rootfree.RFRMSprop, rootfree.RFAdagrad, rootfree.RFAdamW)
-    matrix = (
-        rootfree.RFFullAdagrad,
-        rootfree.IFFullAdagrad,
-        rootfree.RFShampoo,
-        rootfree.IFShampoo,
-        rootfree.IFWhitening,
-    )
+    full = (rootfree.RFFullAdagrad, rootfree.IFFullAdagrad)
+    matrix = (*full, rootfree.RFShampoo, rootfree.IFShampoo, rootfree.IFWhitening)
+    adam = {word: _ADAM[word] for word in ("momentum", "precond_lr")}
     for ours in (*diagonal, *matrix):
-        words = (
-            {word: _ADAM[word] for word in ("momentum", "precond_lr")}
-            if ours is rootfree.RFAdamW
-            else {}
-        )
-        method = partial(Method, words=words, is_matrix=ours in matrix, is_ours=True)
+        own = adam if ours is rootfree.RFAdamW else {}
+        method = partial(Method, words=own, is_matrix=ours in matrix, is_ours=True)
         methods[ours.__name__] = method(_given(ours))
         if "batch_size" in ours.options:
             methods[f"{ours.__name__}-no-B"] = method(partial(baselines.without_batch_size, ours))
@@ -102,38 +110,12 @@ def _methods() -> dict[str, Method]:
             methods[f"{ours.__name__}-zero-init"] = method(
                 partial(baselines.zero_initialised, ours)
             )
-    soap = partial(Method, words=_SOAP, is_matrix=True)
-    methods |= {
-        "sirfshampoo": Method(
-            peers.sirfshampoo,
-            words={
-                "precond_lr": (_RENAMED, "beta2"),
-                "momentum": (_RENAMED, "alpha1"),
-                "riemannian_momentum": (_RENAMED, "alpha2"),
-                "damping": (_RENAMED, "lam"),
-                "weight_decay": (_RENAMED, "kappa"),
-                "update_every": (_RENAMED, "T"),
-                "factor_dtype": (_RENAMED, "preconditioner_dtypes"),
-            },
-            is_matrix=True,
-            package="sirfshampoo",
-        ),
-        "pytorch_optimizer.SOAP": soap(
-            partial(peers.pytorch_optimizer, "SOAP"), package="pytorch_optimizer"
-        ),
-        "pytorch_optimizer.Kron": Method(
-            partial(peers.pytorch_optimizer, "Kron"), is_matrix=True, package="pytorch_optimizer"
-        ),
-        "pytorch_optimizer.ScalableShampoo": Method(
-            partial(peers.pytorch_optimizer, "ScalableShampoo"),
-            is_matrix=True,
-            package="pytorch_optimizer",
-        ),
-        "heavyball.SOAP": soap(partial(peers.heavyball, "SOAP"), package="heavyball"),
-        "heavyball.PSGDKron": Method(
-            partial(peers.heavyball, "PSGDKron"), is_matrix=True, package="heavyball"
-        ),
-    }
+    methods["sirfshampoo"] = Method(
+        peers.sirfshampoo, words=_SIRF, is_matrix=True, package="sirfshampoo"
+    )
+    for package, name, words in _PEERS:
+        load = partial(getattr(peers, package), name)
+        methods[f"{package}.{name}"] = Method(load, words=words, is_matrix=True, package=package)
     return methods
 
 
