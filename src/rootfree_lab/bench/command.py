@@ -23,8 +23,8 @@ from rootfree_lab.bench.record import Record, read, write
 from rootfree_lab.bench.shapes import shapes_of
 from rootfree_lab.bench.steps import Say, measure_steps
 from rootfree_lab.bench.table import as_table, remarks
-from rootfree_lab.config_reading import ConfigError, unknown_name
-from rootfree_lab.needed import need
+from rootfree_lab.config.needed import need
+from rootfree_lab.config.reading import ConfigError, unknown_name
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _TURNS = {"cuda": 20, "cpu": 5}

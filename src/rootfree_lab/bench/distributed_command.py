@@ -13,7 +13,7 @@ from rich.console import Console
 from rootfree_lab.bench.distributed_model import MODELS, OPTIMIZERS, RANKS, Cost, Speeds, cost
 from rootfree_lab.bench.markdown import Marks, filled, rows
 from rootfree_lab.bench.options import Distributed
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 
 MARKS = Marks("distributed model")
 _HEADINGS = (

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 
 _tried = partial(typer.Option, rich_help_panel="With --first-try")
 _planned = partial(typer.Option, rich_help_panel="With --distributed-model")

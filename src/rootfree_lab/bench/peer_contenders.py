@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rootfree_lab import baselines
-from rootfree_lab import peers as packages
 from rootfree_lab.bench import floors
 from rootfree_lab.bench.contenders import (
     LR,
@@ -21,6 +20,7 @@ from rootfree_lab.bench.contenders import (
     Parameters,
     one,
 )
+from rootfree_lab.optimizers import peers as packages
 
 
 def peers() -> list[Contender]:

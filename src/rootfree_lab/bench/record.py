@@ -15,7 +15,7 @@ import torch
 import rootfree
 from rootfree_lab.bench.ceilings import Ceilings
 from rootfree_lab.bench.timing import Spread
-from rootfree_lab.config_reading import ConfigError, build
+from rootfree_lab.config.reading import ConfigError, build
 
 _PACKAGES = ("triton", "sirfshampoo", "singd", "pytorch_optimizer", "heavyball", "timm")
 

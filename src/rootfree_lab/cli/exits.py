@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from rootfree_lab.stopping import Interrupted
+from rootfree_lab.processes.stopping import Interrupted
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

@@ -23,7 +23,7 @@ from rootfree_lab.cli.options import (
     rolled_back,
 )
 from rootfree_lab.cli.terminal import loading_torch
-from rootfree_lab.config_reading import ConfigError, parse_assignment, unknown_name
+from rootfree_lab.config.reading import ConfigError, parse_assignment, unknown_name
 
 
 def demo(
@@ -42,7 +42,7 @@ def demo(
       rootfree demo --set train.epochs=2 --set 'seeds=[0]'
     """
     with loading_torch():
-        from rootfree_lab.demo import run_demo
+        from rootfree_lab.comparing.demo import run_demo
 
     run_demo(terminal.console, out=out, assignments=assignments or [])
 
@@ -58,7 +58,7 @@ def new(
     Example:
       rootfree new experiment.toml
     """
-    text = (files("rootfree_lab") / "new_config.toml").read_text(encoding="utf-8")
+    text = (files("rootfree_lab.config") / "new.toml").read_text(encoding="utf-8")
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -94,12 +94,12 @@ def train(
       rootfree train experiment.toml --resume
     """
     with loading_torch():
-        from rootfree_lab import training
-    from rootfree_lab.checkpoints import checkpoint_path
-    from rootfree_lab.config_files import load_config
-    from rootfree_lab.parallel import speaks
-    from rootfree_lab.progress import Lines, LiveBar, Watcher, plain_lines
-    from rootfree_lab.stopping import StopSignals
+        from rootfree_lab.training import run as training
+    from rootfree_lab.config.files import load_config
+    from rootfree_lab.files.checkpoints import checkpoint_path
+    from rootfree_lab.processes.stopping import StopSignals
+    from rootfree_lab.training.parallel import speaks
+    from rootfree_lab.training.watching.progress import Lines, LiveBar, Watcher, plain_lines
 
     say = typer.echo if speaks() else _silent
     given = rolled_back(assignments, rollback)
@@ -137,7 +137,7 @@ def _check_one_seed(assignments: list[str]) -> None:
 
 def _ended(say: Callable[..., None], record: dict[str, Any]) -> int:
     """Say how a run ended."""
-    from rootfree_lab.progress import describe_point
+    from rootfree_lab.training.watching.progress import describe_point
 
     if not record["completed"]:
         say(_failure(record), err=True)
@@ -173,10 +173,10 @@ def compare(
       rootfree compare experiment.toml --set 'seeds=[0]' --set train.epochs=3
     """
     with loading_torch():
-        from rootfree_lab import compare as comparison
-    from rootfree_lab.config_files import load_comparison
-    from rootfree_lab.stopping import StopSignals
-    from rootfree_lab.training import records_path
+        from rootfree_lab.comparing import compare as comparison
+    from rootfree_lab.config.files import load_comparison
+    from rootfree_lab.processes.stopping import StopSignals
+    from rootfree_lab.training.run import records_path
 
     console = terminal.console
     runs = _chosen(load_comparison(config, rolled_back(assignments, rollback)), only)
@@ -236,7 +236,7 @@ def search(
       rootfree search configs/small/digits_cnn.toml --jobs 4
       rootfree compare out/search/digits_cnn/best.toml --out out/final
     """
-    from rootfree_lab.needed import need
+    from rootfree_lab.config.needed import need
 
     need("rootfree search", "optuna", "rootfree[search]")
     if dashboard:
@@ -244,7 +244,7 @@ def search(
     with loading_torch():
         from rootfree_lab.search import settings
         from rootfree_lab.search.carrying_out import carry_out_search
-    from rootfree_lab.config_files import read_tables
+    from rootfree_lab.config.files import read_tables
 
     entries = _chosen(settings.load_entries(config, assignments or []), only)
     settings.check(entries)

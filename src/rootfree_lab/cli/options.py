@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rootfree_lab.config_reading import ConfigError, read_toml
+from rootfree_lab.config.reading import ConfigError, read_toml
 
 
 def entry_labels(context: typer.Context) -> list[str]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rootfree_lab.data.errors import DataError, reading
-from rootfree_lab.durable import sync
+from rootfree_lab.files.durable import sync
 
 CHECKSUMS = "SHA256SUMS"
 _TEMPORARY = ".temporary-"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from rootfree_lab.config_reading import read_toml
+from rootfree_lab.config.reading import read_toml
 from rootfree_lab.report.bars import milliseconds
 from rootfree_lab.report.experiments import Experiment, Group, arrange
 from rootfree_lab.report.milestones import milestone, reference

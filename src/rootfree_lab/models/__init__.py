@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from rootfree_lab import own_code
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.config import own_code
+from rootfree_lab.config.needed import need
+from rootfree_lab.config.reading import ConfigError, unknown_name
 from rootfree_lab.models import graphs, language, linear, small_images, timm_images, vmamba
 from rootfree_lab.models.dataset_info import DatasetInfo
-from rootfree_lab.needed import need
 
 __all__ = ["DatasetInfo", "build", "check", "names"]
 

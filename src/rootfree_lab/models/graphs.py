@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rootfree_lab.config_reading import unknown_name
+from rootfree_lab.config.reading import unknown_name
 from rootfree_lab.models.dataset_info import DatasetInfo
 
 # Edges that are summed over at a time: bounds the memory of the features at their ends.

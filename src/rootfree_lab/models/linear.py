@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.models.dataset_info import DatasetInfo
 
 

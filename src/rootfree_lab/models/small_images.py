@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.models.dataset_info import DatasetInfo
 from rootfree_lab.torchvision_shim import make_importable
 

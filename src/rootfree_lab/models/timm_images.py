@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.models.dataset_info import DatasetInfo
 from rootfree_lab.torchvision_shim import make_importable
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from rootfree_lab.durable import replace_file
+from rootfree_lab.files.durable import replace_file
 from rootfree_lab.report.palette import variables
 
 if TYPE_CHECKING:

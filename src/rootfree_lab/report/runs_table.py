@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rootfree_lab.appending import finite
+from rootfree_lab.files.appending import finite
 from rootfree_lab.report.bars import milliseconds
 from rootfree_lab.report.configuration import in_words, optimizer_settings
 from rootfree_lab.report.records import Run

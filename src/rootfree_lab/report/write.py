@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootfree_lab.durable import replace_text
+from rootfree_lab.files.durable import replace_text
 from rootfree_lab.report import bars, curves
 from rootfree_lab.report.experiments import Experiment, arrange
 from rootfree_lab.report.export import as_csv, of_run, points

@@ -8,7 +8,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from rootfree_lab.records import Record
+from rootfree_lab.files.records import Record
 from rootfree_lab.search.outcomes import COMPLETED, DIED, DIVERGED, ERROR, MEMORY, PRUNED
 from rootfree_lab.search.settings import Slot
 from rootfree_lab.search.spaces import Settings

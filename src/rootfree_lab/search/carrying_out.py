@@ -9,7 +9,8 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from rootfree_lab.config_reading import Table
+from rootfree_lab.config.reading import Table
+from rootfree_lab.processes.stopping import StopSignals
 from rootfree_lab.search import results
 from rootfree_lab.search.dashboard import serve
 from rootfree_lab.search.display import Display, summary
@@ -17,8 +18,7 @@ from rootfree_lab.search.ledger import Claim, Ledger
 from rootfree_lab.search.loop import search
 from rootfree_lab.search.settings import Entry
 from rootfree_lab.search.storage import in_words, open_storage
-from rootfree_lab.stopping import StopSignals
-from rootfree_lab.training import make_output_folder, records_path
+from rootfree_lab.training.run import make_output_folder, records_path
 
 
 def carry_out_search(

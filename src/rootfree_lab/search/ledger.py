@@ -23,10 +23,10 @@ from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import TrialState, create_trial
 
-from rootfree_lab.appending import finite
-from rootfree_lab.checkpoints import differences
-from rootfree_lab.config import Config
-from rootfree_lab.records import Record
+from rootfree_lab.config.settings import Config
+from rootfree_lab.files.appending import finite
+from rootfree_lab.files.checkpoints import differences
+from rootfree_lab.files.records import Record
 from rootfree_lab.search import liveness, outcomes
 from rootfree_lab.search.attempts import STATES, Attempt, Status, attempts, best
 from rootfree_lab.search.ranges import Choice, Range

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, unknown_name
 
 SCALES = ("log", "linear", "complement")
 _DIGITS = 4  # of a proposed value: what a person would write down

@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from rootfree_lab import optimizers, session
-from rootfree_lab.config import Config, OptimizerConfig
-from rootfree_lab.config_files import load_config, read_tables
-from rootfree_lab.config_reading import ConfigError, Table, build, plain_options, unknown_name
+from rootfree_lab import optimizers
+from rootfree_lab.config.files import load_config, read_tables
+from rootfree_lab.config.reading import ConfigError, Table, build, plain_options, unknown_name
+from rootfree_lab.config.settings import Config, OptimizerConfig
 from rootfree_lab.search.spaces import Settings, Space, as_table, propose, space_of, with_settings
+from rootfree_lab.training import session
 
 MEASURES = ("auto", "test_error", "test_loss", "train_loss")
 DRAWS = ("stratified", "independent")

@@ -7,8 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 from rootfree_lab.cli.app import app
-from rootfree_lab.records import read_records
-from rootfree_lab.training import records_path
+from rootfree_lab.files.records import read_records
+from rootfree_lab.training.run import records_path
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,16 +11,16 @@ from filelock import Timeout
 from optuna.exceptions import StorageInternalError
 
 from lab.search.inline_pool import Inline, work_inline
-from rootfree_lab.config_files import load_comparison, read_tables
-from rootfree_lab.config_reading import read_toml
-from rootfree_lab.records import read_records
+from rootfree_lab.config.files import load_comparison, read_tables
+from rootfree_lab.config.reading import read_toml
+from rootfree_lab.files.records import read_records
+from rootfree_lab.processes.stopping import Interrupted, StopSignals
 from rootfree_lab.search import loop, results, trials
 from rootfree_lab.search.attempts import best
 from rootfree_lab.search.ledger import Claim, Ledger
 from rootfree_lab.search.settings import Slot, load_entries
 from rootfree_lab.search.storage import open_storage
-from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import records_path
+from rootfree_lab.training.run import records_path
 
 
 @pytest.fixture

@@ -15,16 +15,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree_lab import needed
 from rootfree_lab.cli import terminal
 from rootfree_lab.cli.app import app
-from rootfree_lab.config_reading import ConfigError
-from rootfree_lab.records import read_records
+from rootfree_lab.config import needed
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.files.records import read_records
 from rootfree_lab.search import dashboard
 from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.settings import load_entries
 from rootfree_lab.search.storage import open_storage
-from rootfree_lab.training import records_path
+from rootfree_lab.training.run import records_path
 
 COMMAND = "from rootfree_lab.cli import main; main()"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

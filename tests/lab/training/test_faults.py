@@ -14,14 +14,14 @@ import pytest
 import torch
 from typer.main import get_command
 
+from lab.conftest import without_times
 from lab.faults import FaultyFiles, faults, in_child
-from lab.training.conftest import without_times
-from rootfree_lab import measures
-from rootfree_lab.checkpoints import checkpoint_path, load
 from rootfree_lab.cli.app import app
-from rootfree_lab.config_files import load_config
-from rootfree_lab.records import read_records
-from rootfree_lab.training import records_path
+from rootfree_lab.config.files import load_config
+from rootfree_lab.files.checkpoints import checkpoint_path, load
+from rootfree_lab.files.records import read_records
+from rootfree_lab.training.run import records_path
+from rootfree_lab.training.watching import measures
 
 pytestmark = pytest.mark.slow
 

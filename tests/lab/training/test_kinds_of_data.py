@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rootfree_lab import session
-from rootfree_lab.config_files import config_from
-from rootfree_lab.config_reading import plain_options
+from rootfree_lab.config.files import config_from
+from rootfree_lab.config.reading import plain_options
 from rootfree_lab.data import Dataset, Graph, Split
-from rootfree_lab.feeding import Feed
 from rootfree_lab.models import graphs
-from rootfree_lab.session import Session
-from rootfree_lab.training import train
+from rootfree_lab.training import session
+from rootfree_lab.training.feeding import Feed
+from rootfree_lab.training.run import train
+from rootfree_lab.training.session import Session
 
 EMPTY = Split(torch.zeros(0), torch.zeros(0))
 

@@ -13,15 +13,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lab.faults import Fault, FaultyFiles, in_child
-from rootfree_lab import measures
 from rootfree_lab.cli import terminal
 from rootfree_lab.cli.app import app
-from rootfree_lab.config_files import config_from, load_config
-from rootfree_lab.config_reading import ConfigError
-from rootfree_lab.divergence import Diverged, Losses, far_above
-from rootfree_lab.records import read_records
-from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import records_path, train
+from rootfree_lab.config.files import config_from, load_config
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.files.records import read_records
+from rootfree_lab.processes.stopping import Interrupted, StopSignals
+from rootfree_lab.training.divergence import Diverged, Losses, far_above
+from rootfree_lab.training.run import records_path, train
+from rootfree_lab.training.watching import measures
 
 # Least squares: above a learning rate of about 0.3 every step is larger than the one before.
 CONFIG = """

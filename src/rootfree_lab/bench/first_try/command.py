@@ -14,9 +14,9 @@ from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.training import Run
 from rootfree_lab.bench.markdown import Marks, filled
 from rootfree_lab.bench.options import FirstTry
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, unknown_name
 from rootfree_lab.data import DataError
-from rootfree_lab.devices import choose_device
+from rootfree_lab.training.devices import choose_device
 
 MARKS = Marks("first try")
 TUNED = Marks("tuned")

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 import rootfree
-from rootfree_lab.config_reading import ConfigError, parse_assignment, plain_options, unknown_name
-from rootfree_lab.parameter_roles import NamedParameters, split_parameters, trainable
+from rootfree_lab.config.reading import ConfigError, parse_assignment, plain_options, unknown_name
+from rootfree_lab.optimizers.roles import NamedParameters, split_parameters, trainable
 
 COMPANION_LR = 1e-3
 REFERENCES: dict[str, dict[str, Any]] = {

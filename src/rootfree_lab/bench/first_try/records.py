@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rootfree_lab.appending import append_lines
 from rootfree_lab.bench.record import RecordError
+from rootfree_lab.files.appending import append_lines
 
 FORMAT = "rootfree first try 1"
 
