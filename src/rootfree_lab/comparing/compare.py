@@ -20,8 +20,8 @@ from rootfree_lab.files import checkpoints
 from rootfree_lab.files.checkpoints import checkpoint_path
 from rootfree_lab.files.records import Record
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
+from rootfree_lab.training.checking import check
 from rootfree_lab.training.run import finished_record, make_output_folder, records_path, sweep
-from rootfree_lab.training.session import check
 from rootfree_lab.training.watching.progress import Bar, Lines, Watcher, plain_lines
 
 # A run's identity -> its record; runs not reached yet are missing.

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 import rootfree
+from rootfree_lab.config import own_code
+from rootfree_lab.config.settings import Config
 from rootfree_lab.files.appending import append_lines, finite
 
 Record = dict[str, Any]
@@ -65,4 +67,17 @@ def versions(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": name,
+    }
+
+
+def describe(config: Config) -> Record:
+    """The part of a record that is known before the run."""
+    return {
+        "label": config.label,
+        "config": config.as_table(),
+        "identity": config.identity(),
+        "seed": config.train.seed,
+        "data": own_code.shown(config.data.name),
+        "model": own_code.shown(config.model.name),
+        "optimizer": config.optimizer.name,
     }

@@ -13,9 +13,7 @@ optimizer of its own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,109 +21,25 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-import rootfree
-from rootfree_lab import baselines
 from rootfree_lab.config.reading import ConfigError, unknown_name
-from rootfree_lab.optimizers import peers
+from rootfree_lab.optimizers.methods import METHODS, Method
 from rootfree_lab.optimizers.roles import (
     NamedParameters,
     groups_with_companion,
     split_parameters,
     trainable,
 )
+from rootfree_lab.optimizers.words import translated
 
 __all__ = ["available", "build", "check", "names"]
 
-# A word's place among a method's own options: a name; a name whose value is one minus ours; or an
-# element of `betas`, likewise.
-_RENAMED, _ONE_MINUS = "renamed", "one minus"
-Place = tuple[str, str] | tuple[str, str, int]
-
-_ADAM: dict[str, Place] = {
-    "momentum": (_RENAMED, "betas", 0),
-    "precond_lr": (_ONE_MINUS, "betas", 1),
-    "damping": (_RENAMED, "eps"),
-}
 # The options of AdamW that a group has; with others (amsgrad, say) it is an optimizer of its own.
 _OF_GROUPS = ("lr", "betas", "eps", "weight_decay")
-_SOAP: dict[str, Place] = {**_ADAM, "update_every": (_RENAMED, "precondition_frequency")}
-_SIRF: dict[str, Place] = {
-    "precond_lr": (_RENAMED, "beta2"),
-    "momentum": (_RENAMED, "alpha1"),
-    "riemannian_momentum": (_RENAMED, "alpha2"),
-    "damping": (_RENAMED, "lam"),
-    "weight_decay": (_RENAMED, "kappa"),
-    "update_every": (_RENAMED, "T"),
-    "factor_dtype": (_RENAMED, "preconditioner_dtypes"),
-}
-_PEERS: tuple[tuple[str, str, dict[str, Place]], ...] = (
-    ("pytorch_optimizer", "SOAP", _SOAP),
-    ("pytorch_optimizer", "Kron", {}),
-    ("pytorch_optimizer", "ScalableShampoo", {}),
-    ("heavyball", "SOAP", _SOAP),
-    ("heavyball", "PSGDKron", {}),
-)
-
-
-@dataclass(frozen=True)
-class Method:
-    """How one name of the registry is built."""
-
-    load: Callable[[], Any]  # imports, where it has to, and returns the constructor
-    words: Mapping[str, Place] = field(default_factory=dict)
-    is_matrix: bool = False  # may have a companion
-    is_ours: bool = False  # of this library: AdamW may be a group of it
-    two_axes: bool = False  # takes parameters with exactly two axes only
-    companion: str = "none"  # by default
-    package: str | None = None  # that has to be installed
-
-
-def _given(constructor: Any) -> Callable[[], Any]:
-    return lambda: constructor
-
-
-def _methods() -> dict[str, Method]:
-    methods = {
-        "SGD": Method(_given(torch.optim.SGD)),
-        "RMSprop": Method(
-            _given(torch.optim.RMSprop),
-            words={"precond_lr": (_ONE_MINUS, "alpha"), "damping": (_RENAMED, "eps")},
-        ),
-        "AdamW": Method(_given(torch.optim.AdamW), words=_ADAM),
-        "Adagrad": Method(_given(torch.optim.Adagrad), words={"damping": (_RENAMED, "eps")}),
-        "Muon": Method(lambda: torch.optim.Muon, is_matrix=True, two_axes=True, companion="AdamW"),
-        "Shampoo": Method(_given(baselines.Shampoo), is_matrix=True),
-        "FullAdagrad": Method(_given(baselines.FullAdagrad), is_matrix=True),
-    }
-    diagonal = (rootfree.RFRMSprop, rootfree.RFAdagrad, rootfree.RFAdamW)
-    full = (rootfree.RFFullAdagrad, rootfree.IFFullAdagrad)
-    matrix = (*full, rootfree.RFShampoo, rootfree.IFShampoo, rootfree.IFWhitening)
-    adam = {word: _ADAM[word] for word in ("momentum", "precond_lr")}
-    for ours in (*diagonal, *matrix):
-        own = adam if ours is rootfree.RFAdamW else {}
-        method = partial(Method, words=own, is_matrix=ours in matrix, is_ours=True)
-        methods[ours.__name__] = method(_given(ours))
-        if "batch_size" in ours.options:
-            methods[f"{ours.__name__}-no-B"] = method(partial(baselines.without_batch_size, ours))
-        if ours in diagonal or ours is rootfree.RFFullAdagrad:
-            methods[f"{ours.__name__}-zero-init"] = method(
-                partial(baselines.zero_initialised, ours)
-            )
-    methods["sirfshampoo"] = Method(
-        peers.sirfshampoo, words=_SIRF, is_matrix=True, package="sirfshampoo"
-    )
-    for package, name, words in _PEERS:
-        load = partial(getattr(peers, package), name)
-        methods[f"{package}.{name}"] = Method(load, words=words, is_matrix=True, package=package)
-    return methods
-
-
-_METHODS = _methods()
 
 
 def names() -> list[str]:
     """The names that `build` knows, those of packages that are not installed among them."""
-    return list(_METHODS)
+    return list(METHODS)
 
 
 def available(name: str) -> bool:
@@ -173,13 +87,13 @@ def check(name: str, options: Mapping[str, Any]) -> None:
     for each, given in ((name, options), (companion, companion_options)):
         if each != "none":
             _need(each)
-            _translated(each, inspect.signature(_method(each).load()).parameters, given)
+            translated(each, inspect.signature(_method(each).load()).parameters, given)
 
 
 def _method(name: str) -> Method:
-    if name not in _METHODS:
+    if name not in METHODS:
         raise unknown_name("the optimizer", name, names())
-    return _METHODS[name]
+    return METHODS[name]
 
 
 def _need(name: str) -> None:
@@ -196,10 +110,10 @@ def _apart(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str, 
 
 def _companion(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The companion's name and options, checked."""
-    method = _METHODS[name]
+    method = METHODS[name]
     companion = options.get("companion", method.companion)
     own = options.get("companion_options", {})
-    allowed = ["none", *(other for other, each in _METHODS.items() if not each.is_matrix)]
+    allowed = ["none", *(other for other, each in METHODS.items() if not each.is_matrix)]
     if companion not in allowed:
         raise unknown_name("the companion", str(companion), allowed)
     if companion != "none" and not method.is_matrix:
@@ -219,7 +133,7 @@ def _inside(method: Method, companion: str, options: Mapping[str, Any]) -> dict[
         return None
     signature = inspect.signature(torch.optim.AdamW).parameters
     defaults = {name: signature[name].default for name in _OF_GROUPS}
-    values = {**defaults, **_translated(companion, signature, options)}
+    values = {**defaults, **translated(companion, signature, options)}
     return values if values.keys() == defaults.keys() else None
 
 
@@ -235,7 +149,7 @@ def _construct(
     _need(name)
     constructor = method.load()
     signature = inspect.signature(constructor).parameters
-    values = _translated(name, signature, options)
+    values = translated(name, signature, options)
     if "batch_size" in signature:
         values["batch_size"] = batch_size
     # Names show up in summaries; packages other than torch's and ours may not know them.
@@ -245,72 +159,3 @@ def _construct(
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name}: {error}") from error
     return optimizer
-
-
-def _translated(
-    name: str, signature: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A method's own options, from those and the common words."""
-    words = _METHODS[name].words
-    own = [
-        key
-        for key, parameter in signature.items()
-        if key not in ("params", "batch_size") and parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    prefix = ("companion", "companion_options") if _METHODS[name].is_matrix else ()
-    allowed = list(dict.fromkeys([*own, *words, *prefix]))
-    values: dict[str, Any] = {}
-    for key, value in options.items():
-        if key not in allowed:
-            raise unknown_name(f"the option of {name},", key, allowed)
-        if key in own:
-            if isinstance(signature[key].default, float):
-                _check_number(name, key, value)
-            values[key] = _plain(key, value)
-    for word, place in words.items():
-        if word in options and word not in own:
-            _place(name, word, options, place, values, signature)
-    return values
-
-
-def _place(
-    name: str,
-    word: str,
-    options: Mapping[str, Any],
-    place: Place,
-    values: dict[str, Any],
-    signature: Mapping[str, inspect.Parameter],
-) -> None:
-    """Write one common word where the method keeps it.  Changes `values`."""
-    how, key = place[:2]
-    if key in options:
-        raise ConfigError(f"{name}: {word} and {key} are the same thing; give one of them")
-    if how == _ONE_MINUS:
-        _check_number(name, word, options[word])
-    value = 1 - options[word] if how == _ONE_MINUS else _plain(word, options[word])
-    if len(place) == 2:
-        values[key] = value
-        return
-    pair = list(values.get(key, signature[key].default))
-    pair[place[2]] = value
-    values[key] = tuple(pair)
-
-
-def _check_number(name: str, key: str, value: Any) -> None:
-    """A word in the place of a number: torch's own error would not say which one."""
-    if isinstance(value, (str, bool)):
-        raise ConfigError(f"{name}: {key} must be a real number, got {value!r}")
-
-
-def _plain(key: str, value: Any) -> Any:
-    """A value of a TOML file as Python has it: a dtype for its name, tuples, integer keys."""
-    if key.endswith("dtype") and key not in ("root_dtype", "storage_dtype", "q_dtype"):
-        dtype = getattr(torch, value, None) if isinstance(value, str) else value
-        if value is not None and not isinstance(dtype, torch.dtype):
-            raise ConfigError(f"{key} must be the name of a torch dtype, got {value!r}")
-        return dtype
-    if isinstance(value, list):
-        return tuple(value)
-    if key == "structure" and isinstance(value, Mapping):
-        return {int(axes): _plain(key, entry) for axes, entry in value.items()}
-    return value

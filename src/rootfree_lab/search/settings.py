@@ -15,7 +15,7 @@ from rootfree_lab.config.files import load_config, read_tables
 from rootfree_lab.config.reading import ConfigError, Table, build, plain_options, unknown_name
 from rootfree_lab.config.settings import Config, OptimizerConfig
 from rootfree_lab.search.spaces import Settings, Space, as_table, propose, space_of, with_settings
-from rootfree_lab.training import session
+from rootfree_lab.training import checking
 
 MEASURES = ("auto", "test_error", "test_loss", "train_loss")
 DRAWS = ("stratified", "independent")
@@ -153,8 +153,8 @@ def _space(config: Config, search: SearchConfig) -> Space:
 def check(entries: Sequence[Entry]) -> None:
     """Raise what would stop a trial later: missing data, unknown settings, values out of range."""
     for entry in entries:
-        session.check(entry.config)
-        if entry.search.measure == "test_error" and not session.classifies(entry.config):
+        checking.check(entry.config)
+        if entry.search.measure == "test_error" and not checking.classifies(entry.config):
             raise ConfigError(
                 f"search.measure must not be 'test_error' for {entry.config.data.name}: its runs "
                 "have none"

@@ -17,7 +17,7 @@ from filelock import Timeout
 from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.config.settings import Config
 from rootfree_lab.files import checkpoints, weights
-from rootfree_lab.files.records import Record, append_record, read_records, versions
+from rootfree_lab.files.records import Record, append_record, describe, read_records, versions
 from rootfree_lab.files.run_lock import alone
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
 from rootfree_lab.training import parallel
@@ -25,7 +25,7 @@ from rootfree_lab.training.devices import choose_device
 from rootfree_lab.training.divergence import Diverged
 from rootfree_lab.training.reproducibility import allow_other_kernels, deterministic_algorithms
 from rootfree_lab.training.rollback import go_back, keep_state
-from rootfree_lab.training.session import Session, describe
+from rootfree_lab.training.session import Session
 from rootfree_lab.training.watching.loggers import loggers
 from rootfree_lab.training.watching.measures import PARTS, reset_peak
 from rootfree_lab.training.watching.progress import Watcher

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,15 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from rootfree_lab import data, models
+from rootfree_lab import models
 from rootfree_lab import optimizers as optimizer_registry
-from rootfree_lab.config import own_code
-from rootfree_lab.config.needed import check_packages
 from rootfree_lab.config.reading import ConfigError, plain_options
-from rootfree_lab.config.settings import Config, DataConfig
+from rootfree_lab.config.settings import Config
 from rootfree_lab.files import weights
 from rootfree_lab.files.checkpoints import CheckpointError
-from rootfree_lab.files.records import Record, versions
+from rootfree_lab.files.records import Record, describe, versions
 from rootfree_lab.optimizers import peers
+from rootfree_lab.training.checking import classifies, dataset_of
 from rootfree_lab.training.divergence import Diverged, Losses
 from rootfree_lab.training.feeding import Batch, Feed, TestFeed
 from rootfree_lab.training.losses import count_correct, make_loss, terms
@@ -40,35 +38,6 @@ Point = dict[str, float | int | None]
 _APART = 1_000_003
 
 
-@lru_cache(maxsize=1)  # a comparison trains on one data set many times
-def _dataset(config: DataConfig) -> Any:
-    folder = None if config.folder is None else Path(config.folder)
-    loaded = data.load(config.name, folder=folder, limit=config.limit, size=config.size)
-    resized = config.crop == "resized"
-    augmentation = replace(loaded.augmentation, resized=resized, erase=config.erase)
-    return replace(loaded, augmentation=augmentation)
-
-
-def check(config: Config) -> None:
-    """Raise where the data or a package are not there, or a name or an option is unknown.
-
-    Builds nothing.
-    """
-    check_packages(config.output)
-    dataset = _dataset(config.data)
-    models.check(config.model.name, dataset, plain_options(config.model.options))
-    if config.model.weights is not None:
-        weights.check(Path(config.model.weights))
-    make_loss(config.train, classes=dataset.classes, kind=dataset.kind)
-    optimizer_registry.check(config.optimizer.name, plain_options(config.optimizer.options))
-
-
-def classifies(config: Config) -> bool:
-    """Whether a run has an error beside its loss."""
-    dataset = _dataset(config.data)
-    return bool(dataset.classes > 0 and dataset.kind != "text")
-
-
 class Session:
     """A run at some step: built from its config, moved by `step`, saved and restored whole."""
 
@@ -77,7 +46,7 @@ class Session:
         reset_peak(device)
         train = config.train
         seed_everything(train.seed)
-        dataset = _dataset(config.data)
+        dataset = dataset_of(config.data)
         if dataset.graph is not None:
             # Once, not for training and tests apart: a model may keep what it made of the graph.
             dataset = replace(dataset, graph=dataset.graph.to(device))
@@ -313,16 +282,3 @@ class Session:
         seed = self.config.train.seed + number * _APART
         self.feed.shuffle(seed)
         seed_everything(seed)
-
-
-def describe(config: Config) -> Record:
-    """The part of a record that is known before the run."""
-    return {
-        "label": config.label,
-        "config": config.as_table(),
-        "identity": config.identity(),
-        "seed": config.train.seed,
-        "data": own_code.shown(config.data.name),
-        "model": own_code.shown(config.model.name),
-        "optimizer": config.optimizer.name,
-    }

@@ -15,8 +15,8 @@ from rootfree_lab.config.files import load_comparison, load_config
 from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.data import DataError
 from rootfree_lab.files.records import read_records
+from rootfree_lab.training.checking import check
 from rootfree_lab.training.run import records_path, train
-from rootfree_lab.training.session import check
 
 CODE = """
 import numpy as np

@@ -8,8 +8,9 @@ import torch
 from rootfree_lab.config.files import load_config
 from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.files.weights import weights_path
+from rootfree_lab.training.checking import check
 from rootfree_lab.training.run import train
-from rootfree_lab.training.session import Session, check
+from rootfree_lab.training.session import Session
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_a_missing_package_is_named_before_anything_happens(
 
 def test_optuna_is_not_imported_by_the_rest_of_the_laboratory():
     program = (
-        "import sys, json; from rootfree_lab import compare, many_runs; "
+        "import sys, json; from rootfree_lab.comparing import compare, many_runs; "
         "from rootfree_lab.cli import app; print(json.dumps('optuna' in sys.modules))"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

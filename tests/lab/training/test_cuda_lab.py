@@ -16,7 +16,7 @@ from rootfree_lab.config.files import config_from
 from rootfree_lab.data import Batches, Dataset, Split, load
 from rootfree_lab.files.records import read_records
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
-from rootfree_lab.training import session
+from rootfree_lab.training import checking, session
 from rootfree_lab.training.reproducibility import deterministic_algorithms
 from rootfree_lab.training.run import records_path, train
 from rootfree_lab.training.watching.measures import PARTS, Stopwatch
@@ -42,7 +42,7 @@ OPTIMIZERS = {
 
 @pytest.fixture(autouse=True)
 def made_up_text(monkeypatch):
-    real = session.data.load
+    real = checking.data.load
 
     def known(name, **arguments):
         if name != "made-up text":
@@ -50,10 +50,10 @@ def made_up_text(monkeypatch):
         split = Split((torch.arange(6000) ** 2 % 97) % 7, torch.zeros(0))
         return Dataset(name, "text", split, split, None, 7, ())
 
-    monkeypatch.setattr(session.data, "load", known)
-    session._dataset.cache_clear()
+    monkeypatch.setattr(checking.data, "load", known)
+    checking.dataset_of.cache_clear()
     yield
-    session._dataset.cache_clear()
+    checking.dataset_of.cache_clear()
 
 
 def make(task, optimizer="AdamW", *, steps=20, options=None, output=None, **settings):
