@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,37 +17,15 @@ _NOT_RESUMABLE = ("sirfshampoo",)
 
 def sirfshampoo() -> Any:
     """The published inverse-free Shampoo, behind a constructor that takes parameters alone."""
-    module = importlib.import_module("sirfshampoo")
+    published = importlib.import_module("sirfshampoo").SIRFShampoo
+    signature = inspect.signature(published)
 
-    def build(
-        params: Iterable[nn.Parameter],
-        *,
-        batch_size: int,
-        lr: float = 0.001,
-        beta2: float = 0.01,
-        alpha1: float = 0.9,
-        alpha2: float = 0.5,
-        lam: float = 0.001,
-        kappa: float = 0.0,
-        T: int = 1,
-        preconditioner_dtypes: torch.dtype | None = None,
-    ) -> Optimizer:
+    def build(params: Iterable[nn.Parameter], **options: Any) -> Any:
         parameters = list(params)
-        optimizer: Optimizer = module.SIRFShampoo(
-            nn.ParameterList(parameters),
-            params=parameters,
-            lr=lr,
-            beta2=beta2,
-            alpha1=alpha1,
-            alpha2=alpha2,
-            lam=lam,
-            kappa=kappa,
-            batch_size=batch_size,
-            T=T,
-            preconditioner_dtypes=preconditioner_dtypes,
-        )
-        return optimizer
+        return published(nn.ParameterList(parameters), params=parameters, **options)
 
+    own = [p for name, p in signature.parameters.items() if name not in ("model", "verbose_init")]
+    vars(build)["__signature__"] = signature.replace(parameters=own)
     return build
 
 
