@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -21,7 +22,7 @@ from rootfree_lab.bench.model import build_model
 from rootfree_lab.bench.options import Distributed, FirstTry, Mode, Timing
 from rootfree_lab.bench.record import Record, read, write
 from rootfree_lab.bench.shapes import shapes_of
-from rootfree_lab.bench.steps import Say, measure_steps
+from rootfree_lab.bench.steps import measure_steps
 from rootfree_lab.bench.table import as_table, remarks
 from rootfree_lab.config.needed import need
 from rootfree_lab.config.reading import ConfigError, unknown_name
@@ -51,10 +52,8 @@ def measure(console: Console, given: Timing) -> int:
             if not console.is_terminal:
                 typer.echo(f"  {message}", err=True)
 
-        if given.iteration is not None:
-            record = _iterations(given, device, turns, say)
-        else:
-            record = _steps(given, device, turns, say)
+        how = {"device": device, "turns": turns, "seconds": given.seconds, "say": say}
+        record = _steps(given, how) if given.iteration is None else _iterations(given, how)
     console.print(as_table(record, console.width))
     for remark in remarks(record):
         console.print(f"  {remark}", highlight=False, markup=False)
@@ -69,25 +68,23 @@ def tables(files: Sequence[Path], page: Path | None, charts: Path | None) -> Non
     """Print records as Markdown, or put them into a page; draw them."""
     # A page has them by name, so that it does not depend on who wrote it.
     records = [(file, read(file)) for file in (files if page is None else sorted(files))]
+    text = markdown.as_markdown([record for _, record in records])
     if page is None:
-        typer.echo(markdown.as_markdown([record for _, record in records]), nl=False)
+        typer.echo(text, nl=False)
     else:
-        if not page.is_file():
-            raise ConfigError(f"--page: there is no file {str(page)!r}")
-        text = markdown.fill(page, [record for _, record in records])
-        page.write_text(text, encoding="utf-8")
+        markdown.fill(page, text, markdown.MARKS)
     if charts is not None:
         charts.mkdir(parents=True, exist_ok=True)
         for file, record in records:
             chart.draw(record, charts / f"{file.stem}.png")
 
 
-def _steps(given: Timing, device: torch.device, turns: int, say: Say) -> Record:
+def _steps(given: Timing, how: dict[str, Any]) -> Record:
     if given.shapes is not None and given.model is not None:
         raise ConfigError("--shapes and --model both say what to step on: give one of them")
     if given.dtype not in DTYPES:
         raise unknown_name("--dtype:", given.dtype, DTYPES)
-    cuda = device.type == "cuda"
+    cuda = how["device"].type == "cuda"
     field = _line_up(given, contenders() if cuda else DEFAULT_ON_CPU)
     name = given.model or given.shapes or ("vit_b" if cuda else "vit_b_third")
     if given.model is not None:
@@ -95,19 +92,10 @@ def _steps(given: Timing, device: torch.device, turns: int, say: Say) -> Record:
         shapes = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
     else:
         shapes = shapes_of(name)
-    return measure_steps(
-        field,
-        shapes,
-        name=name,
-        dtype=DTYPES[given.dtype],
-        device=device,
-        turns=turns,
-        seconds=given.seconds,
-        say=say,
-    )
+    return measure_steps(field, shapes, name=name, dtype=DTYPES[given.dtype], **how)
 
 
-def _iterations(given: Timing, device: torch.device, turns: int, say: Say) -> Record:
+def _iterations(given: Timing, how: dict[str, Any]) -> Record:
     for option, value in (("--shapes", given.shapes), ("--model", given.model)):
         if value is not None:
             raise ConfigError(f"--iteration trains a whole model: {option} has no place beside it")
@@ -118,15 +106,8 @@ def _iterations(given: Timing, device: torch.device, turns: int, say: Say) -> Re
     if given.graph:
         raise ConfigError("--iteration has gradients that move: --graph has no place beside it")
     assert given.iteration is not None
-    return measure_iterations(
-        _line_up(given, DEFAULT_OF_ITERATIONS),
-        given.iteration,
-        batch=given.batch,
-        device=device,
-        turns=turns,
-        seconds=given.seconds,
-        say=say,
-    )
+    field = _line_up(given, DEFAULT_OF_ITERATIONS)
+    return measure_iterations(field, given.iteration, batch=given.batch, **how)
 
 
 def _line_up(given: Timing, default: Iterable[str]) -> list[Contender]:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from rootfree_lab.bench.distributed_model import MODELS, OPTIMIZERS, RANKS, Cost, Speeds, cost
-from rootfree_lab.bench.markdown import Marks, filled, rows
+from rootfree_lab.bench.markdown import Marks, fill, filled, rows
 from rootfree_lab.bench.options import Distributed
 from rootfree_lab.config.reading import ConfigError
 
@@ -63,8 +63,8 @@ def run(console: Console, given: Distributed) -> int:
         if not (value > 0 and math.isfinite(value)):
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} must be a positive number, got {value}")
-    if given.page is not None and not given.page.is_file():
-        raise ConfigError(f"--page: there is no file {str(given.page)!r}")
+    if given.page is not None:
+        filled(given.page, "", MARKS)  # before seconds of planning, not after them
     speeds = Speeds(given.node_link * 1e9, given.link * 1e9, given.matmul * 1e12)
     with console.status("planning"):
         found = lines()
@@ -72,7 +72,7 @@ def run(console: Console, given: Distributed) -> int:
     if given.page is None:
         typer.echo(table, nl=False)
     else:
-        given.page.write_text(filled(given.page, table, MARKS), encoding="utf-8")
+        fill(given.page, table, MARKS)
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(line) for line in found], indent=1) + "\n")
     return 0

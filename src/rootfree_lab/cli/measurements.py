@@ -72,10 +72,11 @@ def bench(**given: Any) -> int:
       rootfree bench --first-try --tasks cnn_digits --seeds 1
       rootfree bench --distributed-model --link 100
     """
+    mode = asked_for(given)
     with loading_torch():
         from rootfree_lab.bench import command
 
-    return command.run(terminal.console, asked_for(given))
+    return command.run(terminal.console, mode)
 
 
 def bench_table(

@@ -10,12 +10,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rootfree_lab.config.settings import Config
-from rootfree_lab.files.checkpoints import CheckpointError
 from rootfree_lab.files.durable import NotWritten
 from rootfree_lab.files.records import Record, append_record
 from rootfree_lab.processes.side_by_side import Channel, Pool
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
-from rootfree_lab.training.run import failed_record, records_path, train
+from rootfree_lab.training.run import failed_record, records_path, train_or_resume
 from rootfree_lab.training.watching.measures import is_out_of_memory
 from rootfree_lab.training.watching.progress import A_MINUTE, A_MOMENT, Lines, Watcher
 
@@ -36,10 +35,7 @@ def carry_out(
     Where it is `crowded`, want of memory is no failure of the run: it raises `CrowdedOut`.
     """
     try:
-        try:
-            return train(run, out=out, resume=True, stop=stop, watchers=[watcher])
-        except CheckpointError:  # fits, as was checked, but its optimizer cannot be resumed
-            return train(run, out=out, resume=False, stop=stop, watchers=[watcher])
+        return train_or_resume(run, out=out, stop=stop, watchers=[watcher])
     except (Interrupted, NotWritten):  # a full disk is full for all of them
         raise
     except Exception as error:  # whatever it is, the other runs are still wanted

@@ -25,18 +25,21 @@ PARALLELS = ("none", "ddp", "fsdp2", "hsdp")
 CROPS = ("padded", "resized")
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...], *, own: bool = False) -> None:
+def one_of(name: str, value: str, allowed: tuple[str, ...], *, own: bool = False) -> None:
+    """Raise where a value is not among those allowed, nor a user's `own`."""
     if value not in allowed and not (own and own_code.is_own(value)):
         raise unknown_name(f"the value of {name}", value, allowed)
 
 
-def _at_least(low: float, **values: float | None) -> None:
+def at_least(low: float, **values: float | None) -> None:
+    """Raise where a value that is given is lower."""
     for name, value in values.items():
         if value is not None and not value >= low:
             raise ValueError(f"{name} must be at least {low:g}, got {value!r}")
 
 
-def _in_unit_interval(**values: float) -> None:
+def in_unit_interval(**values: float) -> None:
+    """Raise where a value is not in [0, 1]."""
     for name, value in values.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{name} must be in [0, 1], got {value!r}")
@@ -63,9 +66,9 @@ class DataConfig:
     erase: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least(1, limit=self.limit, size=self.size)
-        _one_of("data.crop", self.crop, CROPS)
-        _in_unit_interval(erase=self.erase)
+        at_least(1, limit=self.limit, size=self.size)
+        one_of("data.crop", self.crop, CROPS)
+        in_unit_interval(erase=self.erase)
         if not self.augment and (self.crop != "padded" or self.erase):
             raise ValueError(
                 f"crop and data.erase go with data.augment = true, got {self.crop!r} and "
@@ -115,8 +118,8 @@ class ScheduleConfig:
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        _one_of("schedule.name", self.name, SCHEDULES)
-        _at_least(0, warmup_epochs=self.warmup_epochs, factor=self.factor, final=self.final)
+        one_of("schedule.name", self.name, SCHEDULES)
+        at_least(0, warmup_epochs=self.warmup_epochs, factor=self.factor, final=self.final)
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones must be increasing, got {list(self.milestones)}")
         if bool(self.milestones) != (self.name == "step"):
@@ -168,15 +171,15 @@ class TrainConfig:
                 f"epochs or train.steps must be given, one of the two; "
                 f"got epochs {self.epochs!r} and steps {self.steps!r}"
             )
-        _one_of("train.loss", self.loss, LOSSES, own=True)
-        _one_of("train.autocast", self.autocast, AUTOCASTS)
-        _one_of("train.parallel", self.parallel, PARALLELS)
-        _at_least(1, epochs=self.epochs, steps=self.steps, batch_size=self.batch_size)
-        _at_least(1, eval_every=self.eval_every)
-        _at_least(0, context=self.context, rollback=self.rollback)
+        one_of("train.loss", self.loss, LOSSES, own=True)
+        one_of("train.autocast", self.autocast, AUTOCASTS)
+        one_of("train.parallel", self.parallel, PARALLELS)
+        at_least(1, epochs=self.epochs, steps=self.steps, batch_size=self.batch_size)
+        at_least(1, eval_every=self.eval_every)
+        at_least(0, context=self.context, rollback=self.rollback)
         if not 0 <= self.seed < 2**32:  # torch takes no more bits: larger ones would repeat others
             raise ValueError(f"seed must be from 0 to {2**32 - 1}, got {self.seed!r}")
-        _in_unit_interval(label_smoothing=self.label_smoothing)
+        in_unit_interval(label_smoothing=self.label_smoothing)
         if self.graphs and self.parallel != "none":
             raise ValueError(
                 f"graphs goes with train.parallel = 'none', got {self.parallel!r}: what ranks "
@@ -221,7 +224,7 @@ class OutputConfig:
     checkpoint_minutes: float = 10.0
 
     def __post_init__(self) -> None:
-        _at_least(0, checkpoint_minutes=self.checkpoint_minutes)
+        at_least(0, checkpoint_minutes=self.checkpoint_minutes)
 
 
 @dataclass(frozen=True)

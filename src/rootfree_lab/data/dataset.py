@@ -123,6 +123,16 @@ def tabular(
     )  # fmt: skip
 
 
+def of_graph(name: str, graph: Graph) -> Dataset:
+    """The data set of a graph; its splits are rows of its nodes."""
+    train, validation, test = (
+        Split(graph.features[part], graph.labels[part])
+        for part in (graph.train, graph.validation, graph.test)
+    )
+    classes, features = int(graph.labels.max()) + 1, graph.features.shape[1]
+    return Dataset(name, "graph", train, test, validation, classes, (features,), graph=graph)
+
+
 def limited(dataset: Dataset, limit: int) -> Dataset:
     """The first `limit` examples of each split; what normalises them stays that of the whole."""
     if dataset.graph is not None:

@@ -44,9 +44,7 @@ class Draws:
 class ImageChanges:
     """The changes of one epoch: of `count` images (n, H, W, C), by their number in the split."""
 
-    def __init__(
-        self, augmentation: Augmentation, shape: tuple[int, int, int, int], draws: Draws
-    ) -> None:
+    def __init__(self, augmentation: Augmentation, shape: torch.Size, draws: Draws) -> None:
         count, height, width, channels = shape
         self._padding = augmentation.padding
         self.boxes: Tensor | None = None

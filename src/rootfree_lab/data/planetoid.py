@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rootfree_lab.data.dataset import Dataset, Graph, Split
+from rootfree_lab.data.dataset import Dataset, Graph, of_graph
 from rootfree_lab.data.errors import existing_folder, reading
 from rootfree_lab.data.planetoid_files import has_published_files, read_published, sparse_rows
 from rootfree_lab.data.unpacking import check_zip
@@ -44,14 +44,7 @@ def read_planetoid(folder: Path, name: str) -> Dataset:
                 arrays["features"] = rows.toarray().astype(np.float32)
     with reading(path):
         graph = _graph(arrays)
-    train, validation, test = (
-        Split(graph.features[part], graph.labels[part])
-        for part in (graph.train, graph.validation, graph.test)
-    )
-    classes = int(graph.labels.max()) + 1
-    return Dataset(
-        name, "graph", train, test, validation, classes, (graph.features.shape[1],), graph=graph
-    )
+    return of_graph(name, graph)
 
 
 def _raw_folders(folder: Path, name: str) -> list[Path]:

@@ -13,27 +13,21 @@ import rootfree
 from rootfree_lab import baselines
 from rootfree_lab.optimizers import peers
 
-# A word's place among a method's own options: a name; a name whose value is one minus ours; or an
-# element of `betas`, likewise.
-RENAMED, ONE_MINUS = "renamed", "one minus"
-Place = tuple[str, str] | tuple[str, str, int]
+# A word's place among a method's own options: a name, an element of one, or one minus that.
+Words = Mapping[str, str]
 
-_ADAM: dict[str, Place] = {
-    "momentum": (RENAMED, "betas", 0),
-    "precond_lr": (ONE_MINUS, "betas", 1),
-    "damping": (RENAMED, "eps"),
+_ADAM = {"momentum": "betas[0]", "precond_lr": "1 - betas[1]", "damping": "eps"}
+_SOAP = {**_ADAM, "update_every": "precondition_frequency"}
+_SIRF = {
+    "precond_lr": "beta2",
+    "momentum": "alpha1",
+    "riemannian_momentum": "alpha2",
+    "damping": "lam",
+    "weight_decay": "kappa",
+    "update_every": "T",
+    "factor_dtype": "preconditioner_dtypes",
 }
-_SOAP: dict[str, Place] = {**_ADAM, "update_every": (RENAMED, "precondition_frequency")}
-_SIRF: dict[str, Place] = {
-    "precond_lr": (RENAMED, "beta2"),
-    "momentum": (RENAMED, "alpha1"),
-    "riemannian_momentum": (RENAMED, "alpha2"),
-    "damping": (RENAMED, "lam"),
-    "weight_decay": (RENAMED, "kappa"),
-    "update_every": (RENAMED, "T"),
-    "factor_dtype": (RENAMED, "preconditioner_dtypes"),
-}
-_PEERS: tuple[tuple[str, str, dict[str, Place]], ...] = (
+_PEERS: tuple[tuple[str, str, Words], ...] = (
     ("pytorch_optimizer", "SOAP", _SOAP),
     ("pytorch_optimizer", "Kron", {}),
     ("pytorch_optimizer", "ScalableShampoo", {}),
@@ -47,7 +41,7 @@ class Method:
     """How one name of the registry is built."""
 
     load: Callable[[], Any]  # imports, where it has to, and returns the constructor
-    words: Mapping[str, Place] = field(default_factory=dict)
+    words: Words = field(default_factory=dict)
     is_matrix: bool = False  # may have a companion
     is_ours: bool = False  # of this library: AdamW may be a group of it
     two_axes: bool = False  # takes parameters with exactly two axes only
@@ -64,10 +58,10 @@ def _methods() -> dict[str, Method]:
         "SGD": Method(_given(torch.optim.SGD)),
         "RMSprop": Method(
             _given(torch.optim.RMSprop),
-            words={"precond_lr": (ONE_MINUS, "alpha"), "damping": (RENAMED, "eps")},
+            words={"precond_lr": "1 - alpha", "damping": "eps"},
         ),
         "AdamW": Method(_given(torch.optim.AdamW), words=_ADAM),
-        "Adagrad": Method(_given(torch.optim.Adagrad), words={"damping": (RENAMED, "eps")}),
+        "Adagrad": Method(_given(torch.optim.Adagrad), words={"damping": "eps"}),
         "Muon": Method(lambda: torch.optim.Muon, is_matrix=True, two_axes=True, companion="AdamW"),
         "Shampoo": Method(_given(baselines.Shampoo), is_matrix=True),
         "FullAdagrad": Method(_given(baselines.FullAdagrad), is_matrix=True),

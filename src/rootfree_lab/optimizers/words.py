@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from rootfree_lab.config.reading import ConfigError, unknown_name
-from rootfree_lab.optimizers.methods import METHODS, ONE_MINUS, Place
+from rootfree_lab.optimizers.methods import METHODS
+
+_PLACE = re.compile(r"(1 - )?(\w+)(?:\[(\d)\])?\Z")
 
 
 def translated(
@@ -33,32 +36,20 @@ def translated(
                 _check_number(name, key, value)
             values[key] = _plain(key, value)
     for word, place in words.items():
-        if word in options and word not in own:
-            _place(name, word, options, place, values, signature)
-    return values
-
-
-def _place(
-    name: str,
-    word: str,
-    options: Mapping[str, Any],
-    place: Place,
-    values: dict[str, Any],
-    signature: Mapping[str, inspect.Parameter],
-) -> None:
-    """Write one common word where the method keeps it.  Changes `values`."""
-    how, key = place[:2]
-    if key in options:
-        raise ConfigError(f"{name}: {word} and {key} are the same thing; give one of them")
-    if how == ONE_MINUS:
-        _check_number(name, word, options[word])
-    value = 1 - options[word] if how == ONE_MINUS else _plain(word, options[word])
-    if len(place) == 2:
+        if word not in options or word in own:
+            continue
+        minus, key, element = _PLACE.findall(place)[0]
+        if key in options:
+            raise ConfigError(f"{name}: {word} and {key} are the same thing; give one of them")
+        if minus:
+            _check_number(name, word, options[word])
+        value = 1 - options[word] if minus else _plain(word, options[word])
+        if element:
+            pair = list(values.get(key, signature[key].default))
+            pair[int(element)] = value
+            value = tuple(pair)
         values[key] = value
-        return
-    pair = list(values.get(key, signature[key].default))
-    pair[place[2]] = value
-    values[key] = tuple(pair)
+    return values
 
 
 def _check_number(name: str, key: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -26,21 +26,11 @@ LATEX = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Drawings:
-    """The figures of one experiment: SVG for the page, and the files beside it by stem."""
-
-    slug: str
-    panels: Mapping[str, list[Markup]]  # by axis
-    bars: Markup | None
-    files: Mapping[str, Sequence[str]]
-
-
 def page(
     title: str,
     runs: Sequence[Run],
     experiments: Sequence[Experiment],
-    drawings: Sequence[Drawings],
+    drawings: Sequence[Mapping[str, Any]],
     looks: Mapping[str, Style],
     repeated: set[str],
     problems: Sequence[str],

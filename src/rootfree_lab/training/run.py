@@ -94,6 +94,14 @@ def train(
         return _train(config, out, resume, stop, watchers, keep, ranks, device)
 
 
+def train_or_resume(config: Config, **how: Any) -> Record:
+    """Train from the checkpoint where there is one; anew where its optimizer cannot be resumed."""
+    try:
+        return train(config, resume=True, **how)
+    except checkpoints.CheckpointError:
+        return train(config, resume=False, **how)
+
+
 def _train(
     config: Config,
     out: Path,

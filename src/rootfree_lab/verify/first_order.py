@@ -38,12 +38,6 @@ STEPS = 3
 B, DAMPING = 7, 0.3
 
 
-def move_factor_exactly(K: Tensor, m: Tensor, *, beta2: float) -> Tensor:
-    """K exp(-β₂ m) for dense K and m (b, d, d); the rule's K (I - β₂ m) is its truncation."""
-    moved: Tensor = K @ torch.linalg.matrix_exp(-beta2 * m)
-    return moved
-
-
 def preconditioner(
     method: Method, As: list[Tensor], gradients: list[Tensor], **options: Any
 ) -> list[Tensor]:
@@ -89,7 +83,7 @@ def truncation(generator: torch.Generator) -> Measured:
         found = preconditioner(method, As, [G], **options)
         Ks = [torch.linalg.inv(A) for A in As]
         hs = tangents(Ks, G)
-        moved = [move_factor_exactly(K, h, beta2=beta2) for K, h in zip(Ks, hs, strict=True)]
+        moved = [K @ torch.matrix_exp(-beta2 * h) for K, h in zip(Ks, hs, strict=True)]
         return largest(map(relative_difference, found, [K @ K.mT for K in moved]))
 
     curves = []

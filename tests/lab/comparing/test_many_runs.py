@@ -113,7 +113,7 @@ def test_want_of_memory_is_told_from_other_errors(monkeypatch, tmp_path, make_co
     def fail(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(many_runs, "train", fail)
+    monkeypatch.setattr(many_runs, "train_or_resume", fail)
     with pytest.raises(many_runs.CrowdedOut):
         many_runs.carry_out(make_config(), tmp_path, None, Watcher(), crowded=True)
     record = many_runs.carry_out(make_config(), tmp_path, None, Watcher())

@@ -107,14 +107,14 @@ def test_a_hopeless_trial_is_stopped_and_recorded(run, monkeypatch):
 
 
 def test_an_error_of_one_trial_leaves_the_others(run, monkeypatch):
-    real = trials.train
+    real = trials.train_or_resume
 
     def failing(config, **options):
         if config.label == "SGD 1.1":
             raise RuntimeError("no kernel for this\nand more")
         return real(config, **options)
 
-    monkeypatch.setattr(trials, "train", failing)
+    monkeypatch.setattr(trials, "train_or_resume", failing)
     ledger, _, said = run("search.trials=[2, 0]")
     assert [(n, c) for n, kind, c in said if kind == "failed"] == [
         ("SGD 1.1", "RuntimeError: no kernel for this")
@@ -125,7 +125,7 @@ def test_an_error_of_one_trial_leaves_the_others(run, monkeypatch):
 
 @pytest.mark.parametrize("enough_alone", [True, False])
 def test_a_trial_without_memory_is_tried_again_alone(run, monkeypatch, enough_alone):
-    real, beside = trials.train, []
+    real, beside = trials.train_or_resume, []
 
     def greedy(config, **options):
         if config.label == "SGD 1.0":
@@ -134,7 +134,7 @@ def test_a_trial_without_memory_is_tried_again_alone(run, monkeypatch, enough_al
                 raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(config, **options)
 
-    monkeypatch.setattr(trials, "train", greedy)
+    monkeypatch.setattr(trials, "train_or_resume", greedy)
     ledger, _, said = run("search.trials=[2, 1]")
     assert beside == [1, 0]
     # Where it failed, and before it is alone: nobody keeps memory that nobody works with.

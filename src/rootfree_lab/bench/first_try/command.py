@@ -12,7 +12,7 @@ from rootfree_lab.bench.first_try import data, entrants, records, runs, suite, t
 from rootfree_lab.bench.first_try import tuned as tuning
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.training import Run
-from rootfree_lab.bench.markdown import Marks, filled
+from rootfree_lab.bench.markdown import Marks, fill, filled
 from rootfree_lab.bench.options import FirstTry
 from rootfree_lab.config.reading import ConfigError, unknown_name
 from rootfree_lab.data import DataError
@@ -114,8 +114,7 @@ def _show(console: Console, given: FirstTry, found: Sequence[Record]) -> None:
         if not plain:
             raise ConfigError("--page: there are no runs with a schedule to write")
         pieces = (table.as_markdown(plain), table.remarks(parts[False]), verdict.as_markdown(bars))
-        text = filled(given.page, "\n\n".join(piece.strip() for piece in pieces), MARKS)
-        given.page.write_text(text, encoding="utf-8")
+        fill(given.page, "\n\n".join(piece.strip() for piece in pieces), MARKS)
 
 
 def _show_tuned(given: FirstTry, found: Sequence[Record]) -> None:
@@ -124,7 +123,7 @@ def _show_tuned(given: FirstTry, found: Sequence[Record]) -> None:
     if given.page is None:
         typer.echo(text)
     else:
-        given.page.write_text(filled(given.page, text, TUNED), encoding="utf-8")
+        fill(given.page, text, TUNED)
 
 
 def _of_steps(given: FirstTry, found: Sequence[Record]) -> list[Record]:
@@ -148,6 +147,4 @@ def _check(given: FirstTry) -> None:
     if given.data is not None and not given.data.is_dir():
         raise ConfigError(f"--data: there is no folder {str(given.data)!r}")
     if given.page is not None:
-        if not given.page.is_file():
-            raise ConfigError(f"--page: there is no file {str(given.page)!r}")
         filled(given.page, "", TUNED if given.tuned else MARKS)
