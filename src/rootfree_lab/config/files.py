@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rootfree_lab.config import own_code
+from rootfree_lab.config import own_code, settings
 from rootfree_lab.config.reading import (
     ConfigError,
     Table,
@@ -20,22 +20,14 @@ from rootfree_lab.config.reading import (
     read_toml,
     unknown_name,
 )
-from rootfree_lab.config.settings import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    OutputConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from rootfree_lab.config.settings import Config, OptimizerConfig
 
 _SECTIONS = {
-    "data": DataConfig,
-    "model": ModelConfig,
-    "schedule": ScheduleConfig,
-    "train": TrainConfig,
-    "output": OutputConfig,
+    "data": settings.DataConfig,
+    "model": settings.ModelConfig,
+    "schedule": settings.ScheduleConfig,
+    "train": settings.TrainConfig,
+    "output": settings.OutputConfig,
 }
 _TOP = ("label", "seeds", *_SECTIONS, "optimizer", "compare", "search")
 _NOT_OF_A_RUN = ("compare", "seeds", "search")

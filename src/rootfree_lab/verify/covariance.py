@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rootfree.rules import full_matrix
-from rootfree_lab.verify.claim import Measured, below, claim, largest, mixing, normal
+from rootfree_lab.verify.claim import Measured, below, claim, largest
+from rootfree_lab.verify.draws import mixing, normal
 
 GAMMAS = (0.0, 0.5, 1.0)
 EQUAL = 1e-12  # some ten products of 1e-16 each, conditioning 16; of 40 seeds the worst gave 2e-15

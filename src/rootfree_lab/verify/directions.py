@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rootfree_lab.verify.claim import Measured, claim, largest, normal, relative_difference
+from rootfree_lab.verify.claim import Measured, claim, largest, relative_difference
+from rootfree_lab.verify.draws import normal
 from rootfree_lab.verify.methods import RF_RMSPROP, walk
 
 EQUAL = 1e-12

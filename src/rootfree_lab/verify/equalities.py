@@ -8,15 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rootfree_lab.verify.claim import (
-    Measured,
-    below,
-    claim,
-    largest,
-    mixing,
-    normal,
-    relative_difference,
-)
+from rootfree_lab.verify.claim import Measured, below, claim, largest, relative_difference
+from rootfree_lab.verify.draws import mixing, normal
 from rootfree_lab.verify.methods import (
     IF_FACTOR,
     IF_SHAMPOO,

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from rootfree.curvature import OuterProducts
-from rootfree_lab.verify.claim import Measured, below, claim, normal, relative_difference
+from rootfree_lab.verify.claim import Measured, below, claim, relative_difference
+from rootfree_lab.verify.draws import normal
 
 # The standard error of the estimates is then about 0.1 %: a B that is off by 1 % shows.
 DRAWS = 400_000

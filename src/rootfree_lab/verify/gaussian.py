@@ -20,15 +20,8 @@ from torch.func import jacrev, vmap
 
 import rootfree
 from rootfree.structures import Structure, make_structure
-from rootfree_lab.verify.claim import (
-    Measured,
-    below,
-    claim,
-    largest,
-    mixing,
-    normal,
-    relative_difference,
-)
+from rootfree_lab.verify.claim import Measured, below, claim, largest, relative_difference
+from rootfree_lab.verify.draws import mixing, normal
 from rootfree_lab.verify.methods import (
     IF_SHAMPOO,
     MATRIX,

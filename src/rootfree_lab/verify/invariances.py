@@ -18,16 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rootfree_lab.verify.claim import (
-    Measured,
-    above,
-    below,
-    claim,
-    largest,
-    mixing,
-    normal,
-    rotation,
-)
+from rootfree_lab.verify.claim import Measured, above, below, claim, largest
+from rootfree_lab.verify.draws import mixing, normal, rotation
 from rootfree_lab.verify.methods import (
     DIAGONAL,
     IF_SHAMPOO,

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rootfree.structures import make_structure
-from rootfree_lab.verify.claim import Measured, below, claim, largest, normal, relative_difference
+from rootfree_lab.verify.claim import Measured, below, claim, largest, relative_difference
+from rootfree_lab.verify.draws import normal
 from rootfree_lab.verify.methods import IF_SHAMPOO, walk
 
 SHAPE, TERMS, STEPS = (24, 32), 64, 100

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import rootfree
-from rootfree_lab.verify.claim import Measured, above, below, claim, normal
+from rootfree_lab.verify.claim import Measured, above, below, claim
+from rootfree_lab.verify.draws import normal
 from rootfree_lab.verify.methods import MATRIX_METHODS, inverses, walk
 
 BLOCKS, SIDE = 100_000, 2

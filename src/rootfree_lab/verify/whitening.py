@@ -9,17 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import rootfree
-from rootfree_lab.verify.claim import (
-    Measured,
-    above,
-    below,
-    claim,
-    largest,
-    mixing,
-    normal,
-    relative_difference,
-    rotation,
-)
+from rootfree_lab.verify.claim import Measured, above, below, claim, largest, relative_difference
+from rootfree_lab.verify.draws import mixing, normal, rotation
 from rootfree_lab.verify.first_order import slope_two
 from rootfree_lab.verify.methods import Constant, walk
 
