@@ -18,7 +18,7 @@ from torch.distributed.run import get_args_parser
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from rootfree_lab.commands import app
+from rootfree_lab.cli.app import app
 from test_docs import FENCED, PAGES, ROOT, blocks
 
 if sys.version_info >= (3, 11):

@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from distributed import killed_laboratory, resuming
 from distributed.laboratory import saved
 from distributed.launch import LATE
-from rootfree_lab.toml_writing import toml
+from rootfree_lab.files.toml_writing import toml
 
 #: how often ranks die in each, and all start again
 RESTARTS = {"resuming": 2, "laboratory": 1}

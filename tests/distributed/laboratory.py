@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rootfree_lab.config import Config
-from rootfree_lab.config_files import config_from
-from rootfree_lab.config_reading import ConfigError
-from rootfree_lab.records import read_records
-from rootfree_lab.stopping import Interrupted
-from rootfree_lab.training import records_path, train
-from rootfree_lab.weights import weights_path
+from rootfree_lab.config.files import config_from
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.config.settings import Config
+from rootfree_lab.files.records import read_records
+from rootfree_lab.files.weights import weights_path
+from rootfree_lab.processes.stopping import Interrupted
+from rootfree_lab.training.run import records_path, train
 
 OPTIMIZERS = {
     "IFWhitening": {"name": "IFWhitening", "lr": 2e-3},

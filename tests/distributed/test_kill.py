@@ -14,10 +14,10 @@ from distributed.killing import RESTARTS
 from distributed.laboratory import UNDISTURBED, saved
 from distributed.program import SECOND, ranks  # noqa: F401  (a fixture)
 from distributed.resuming import EVERY, LAST_OF_RANK_1, STEPS
-from rootfree_lab.config_files import config_from
-from rootfree_lab.records import read_records
-from rootfree_lab.training import records_path
-from rootfree_lab.weights import weights_path
+from rootfree_lab.config.files import config_from
+from rootfree_lab.files.records import read_records
+from rootfree_lab.files.weights import weights_path
+from rootfree_lab.training.run import records_path
 
 pytestmark = pytest.mark.slow
 

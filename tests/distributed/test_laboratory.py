@@ -6,8 +6,8 @@ import pytest
 
 from distributed.laboratory import OPTIMIZERS, STEPS, config
 from distributed.program import FIRST, SECOND, ranks  # noqa: F401  (a fixture)
-from rootfree_lab.config_reading import ConfigError
-from rootfree_lab.training import train
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.training.run import train
 
 pytestmark = pytest.mark.slow
 

@@ -55,7 +55,7 @@ def test_the_wheel_has_the_two_packages_and_nothing_else(built, tracked):
     info = f"rootfree-{rootfree.__version__}.dist-info"
     about = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
     assert names - {f"{info}/{name}" for name in about} == sources
-    assert {"rootfree/py.typed", "rootfree_lab/new_config.toml"} <= names
+    assert {"rootfree/py.typed", "rootfree_lab/config/new.toml"} <= names
 
 
 def test_the_metadata_asks_for_torch_alone(built):

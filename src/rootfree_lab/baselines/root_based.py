@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -23,16 +23,73 @@ from rootfree_lab.baselines.roots import (
 Group = dict[str, Any]
 
 
-class _RootBased(Optimizer, ABC):
-    """Factors on axes, their inverse roots, momentum: what both methods share."""
+class Shampoo(Optimizer):
+    r"""Shampoo with the root (Gupta et al. 2018), for tensors with any number of axes N.
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
-        _check(defaults)
-        super().__init__(params, defaults)
+    .. code-block:: text
 
-    @abstractmethod
+        Ŝₙ <- (1 - β₂γ)Ŝₙ + β₂ G₍ₙ₎G₍ₙ₎ᵀ                      every T steps; Ŝₙ starts at 0
+        U  = G with (Ŝₙ + λI)^{-1/(2N)} applied on every axis n    (Ŝ_C^{-1/4} G Ŝ_K^{-1/4})
+        m  <- α₁ m + U + κ p;   p <- p - β₁ m
+
+    No grafting. With ``bias_correction`` the average is divided by the weight it has gathered, as
+    in Adam and as in the implementation that the paper compares with. There is no batch size: that
+    is one of the things root-free methods add. The defaults were not tuned.
+
+    Args:
+        params: parameters, named parameters or groups.
+        lr: β₁.
+        precond_lr: β₂, weight of the new outer product.
+        momentum: α₁, heavy ball without dampening.
+        damping: λ, added to the eigenvalues before the root.
+        weight_decay: κ, added to the direction after preconditioning.
+        gamma: γ, 1 averages, 0 sums.
+        update_every: T.
+        block_size: longer axes are cut into blocks, and input axes merged up to this size; None:
+            neither.
+        bias_correction: whether averages are corrected for their start at zero.
+        hold_stale: whether the direction between refreshes is no longer than the one at the last
+            refresh. A gradient has parts in directions that none before it had; until the next
+            refresh these are scaled up by up to λ^{-1/2}, 30,000 for the default, and one such
+            step ends a run. (Other implementations graft the length of another method's step.)
+        max_update_rms: cap on the direction's RMS per parameter, as in the root-free methods; None:
+            no cap.
+        root_dtype: "float32" or "float64", of the eigendecomposition.
+
+    Example:
+        >>> import torch
+        >>> from rootfree_lab.baselines import Shampoo
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = Shampoo(model.parameters(), lr=1e-2)
+        >>> model(torch.randn(8, 4)).square().mean().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 3e-3,  # β₁
+        *,
+        precond_lr: float = 0.05,  # β₂
+        momentum: float = 0.9,  # α₁
+        damping: float = 1e-9,  # λ
+        weight_decay: float = 0.0,  # κ
+        gamma: float = 1.0,  # γ
+        update_every: int = 2,  # T
+        block_size: int | None = 1024,
+        bias_correction: bool = True,
+        hold_stale: bool = True,
+        max_update_rms: float | None = 1.0,
+        root_dtype: str = "float32",
+    ) -> None:
+        arguments = locals().items()
+        options = {k: v for k, v in arguments if k not in ("self", "params", "__class__")}
+        _check(options)
+        super().__init__(params, options)
+
     def _axes(self, p: Tensor, group: Group) -> tuple[int, ...]:
         """The shape in which the parameter gets its factors."""
+        return merged_shape(tuple(p.shape), group["block_size"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; their state is made at once."""
@@ -115,73 +172,7 @@ class _RootBased(Optimizer, ABC):
             state[f"root{b}.{n}"].copy_(root)
 
 
-class Shampoo(_RootBased):
-    r"""Shampoo with the root (Gupta et al. 2018), for tensors with any number of axes N.
-
-    .. code-block:: text
-
-        Ŝₙ <- (1 - β₂γ)Ŝₙ + β₂ G₍ₙ₎G₍ₙ₎ᵀ                      every T steps; Ŝₙ starts at 0
-        U  = G with (Ŝₙ + λI)^{-1/(2N)} applied on every axis n    (Ŝ_C^{-1/4} G Ŝ_K^{-1/4})
-        m  <- α₁ m + U + κ p;   p <- p - β₁ m
-
-    No grafting. With ``bias_correction`` the average is divided by the weight it has gathered, as
-    in Adam and as in the implementation that the paper compares with. There is no batch size: that
-    is one of the things root-free methods add. The defaults were not tuned.
-
-    Args:
-        params: parameters, named parameters or groups.
-        lr: β₁.
-        precond_lr: β₂, weight of the new outer product.
-        momentum: α₁, heavy ball without dampening.
-        damping: λ, added to the eigenvalues before the root.
-        weight_decay: κ, added to the direction after preconditioning.
-        gamma: γ, 1 averages, 0 sums.
-        update_every: T.
-        block_size: longer axes are cut into blocks, and input axes merged up to this size; None:
-            neither.
-        bias_correction: whether averages are corrected for their start at zero.
-        hold_stale: whether the direction between refreshes is no longer than the one at the last
-            refresh. A gradient has parts in directions that none before it had; until the next
-            refresh these are scaled up by up to λ^{-1/2}, 30,000 for the default, and one such
-            step ends a run. (Other implementations graft the length of another method's step.)
-        max_update_rms: cap on the direction's RMS per parameter, as in the root-free methods; None:
-            no cap.
-        root_dtype: "float32" or "float64", of the eigendecomposition.
-
-    Example:
-        >>> import torch
-        >>> from rootfree_lab.baselines import Shampoo
-        >>> model = torch.nn.Linear(4, 3)
-        >>> optimizer = Shampoo(model.parameters(), lr=1e-2)
-        >>> model(torch.randn(8, 4)).square().mean().backward()
-        >>> optimizer.step()
-    """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 3e-3,  # β₁
-        *,
-        precond_lr: float = 0.05,  # β₂
-        momentum: float = 0.9,  # α₁
-        damping: float = 1e-9,  # λ
-        weight_decay: float = 0.0,  # κ
-        gamma: float = 1.0,  # γ
-        update_every: int = 2,  # T
-        block_size: int | None = 1024,
-        bias_correction: bool = True,
-        hold_stale: bool = True,
-        max_update_rms: float | None = 1.0,
-        root_dtype: str = "float32",
-    ) -> None:
-        given = locals()
-        super().__init__(params, {name: given[name] for name in _OPTIONS})
-
-    def _axes(self, p: Tensor, group: Group) -> tuple[int, ...]:
-        return merged_shape(tuple(p.shape), group["block_size"])
-
-
-class FullAdagrad(_RootBased):
+class FullAdagrad(Shampoo):
     r"""Full-matrix AdaGrad with the root (Duchi et al. 2011); with ``gamma=1``, RMSProp.
 
     .. code-block:: text
@@ -200,44 +191,13 @@ class FullAdagrad(_RootBased):
         >>> optimizer.step()
     """
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 0.1,  # β₁
-        *,
-        precond_lr: float = 1.0,  # β₂
-        momentum: float = 0.0,  # α₁
-        damping: float = 1e-9,  # λ
-        weight_decay: float = 0.0,  # κ
-        gamma: float = 0.0,  # γ
-        update_every: int = 1,  # T
-        block_size: int | None = 1024,
-        bias_correction: bool = True,
-        hold_stale: bool = True,
-        max_update_rms: float | None = 1.0,
-        root_dtype: str = "float32",
-    ) -> None:
-        given = locals()
-        super().__init__(params, {name: given[name] for name in _OPTIONS})
+    __init__ = partialmethod(  # type: ignore[assignment]
+        Shampoo.__init__, lr=0.1, precond_lr=1.0, momentum=0.0, gamma=0.0, update_every=1
+    )
 
     def _axes(self, p: Tensor, group: Group) -> tuple[int, ...]:
         return (p.numel(),)
 
-
-_OPTIONS = (
-    "lr",
-    "precond_lr",
-    "momentum",
-    "damping",
-    "weight_decay",
-    "gamma",
-    "update_every",
-    "block_size",
-    "bias_correction",
-    "hold_stale",
-    "max_update_rms",
-    "root_dtype",
-)
 
 #: option -> (upper end, whether it is excluded); all start at zero
 _RANGES = {

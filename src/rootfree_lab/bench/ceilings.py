@@ -24,11 +24,9 @@ class Ceilings:
     fp32: float
 
     def rate(self, dtype: torch.dtype) -> float:
-        """Of products in this dtype."""
         return self.bf16 if dtype == torch.bfloat16 else self.fp32
 
     def best(self, other: Ceilings) -> Ceilings:
-        """The higher of each."""
         return Ceilings(
             max(self.copy, other.copy), max(self.bf16, other.bf16), max(self.fp32, other.fp32)
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rootfree_lab.bench.record import IterationRecord, Record, StepRecord
 from rootfree_lab.bench.table import number
+from rootfree_lab.report.bars import horizontal, label, stack
 from rootfree_lab.report.figures import TEXT, style
 from rootfree_lab.report.palette import INK, LIGHT, PAPER, PARTS
 
@@ -26,24 +28,7 @@ def draw(record: Record, file: Path) -> None:
         figure.savefig(file, dpi=200)
 
 
-def _axes(names: list[str]) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(TEXT, 0.22 * max(len(names), 1) + 1.0), layout="constrained")
-    axes = figure.subplots()
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False)
-    axes.spines["left"].set_visible(False)
-    return figure, axes
-
-
-def _label(axes: Any, text: str, end: float, place: int) -> None:
-    axes.annotate(
-        text, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=6.5,
-        color=INK,
-    )  # fmt: skip
+_axes = partial(horizontal, width=TEXT, pitch=0.22, rest=1.0)
 
 
 def _steps(record: StepRecord) -> Figure:
@@ -65,7 +50,7 @@ def _steps(record: StepRecord) -> Figure:
             )  # fmt: skip
             shown.add("floor")
         ratio = f", {number(row.ratio)}×" if row.ratio else ""
-        _label(axes, f"{number(ms.median)}{ratio}", max(ms.median, ms.upper), place)
+        label(axes, f"{number(ms.median)}{ratio}", max(ms.median, ms.upper), place)
     ends = [ms.median for _, ms in rows]
     if ends and max(ends) > _WIDE * min(ends):
         axes.set_xscale("log")
@@ -83,20 +68,16 @@ def _iterations(record: IterationRecord) -> Figure:
     """Optimizer, backward and forward, stacked; the optimizer stands at the axis."""
     rows = [(row, row.ms) for row in record.rows if row.ms is not None]
     figure, axes = _axes([row.name for row, _ in rows])
-    places, ends = range(len(rows)), [0.0] * len(rows)
-    for part in ("optimizer", "backward", "forward"):
-        name, colour = PARTS[part]
-        lengths = [float(getattr(row, f"{part}_ms") or 0.0) for row, _ in rows]
-        axes.barh(
-            places, lengths, left=ends, height=0.66, color=colour, label=name, edgecolor=PAPER,
-            linewidth=0.5,
-        )  # fmt: skip
-        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    ends = stack(
+        axes,
+        {
+            part: [float(getattr(row, f"{part}_ms") or 0.0) for row, _ in rows]
+            for part in ("optimizer", "backward", "forward")
+        },
+    )
     for place, (row, ms) in enumerate(rows):
         ratio = f", {row.ratio:.2f}×" if row.ratio else ""
-        _label(
-            axes, f"{number(row.optimizer_ms)} of {number(ms.median)}{ratio}", ends[place], place
-        )
+        label(axes, f"{number(row.optimizer_ms)} of {number(ms.median)}{ratio}", ends[place], place)
     axes.set_xlim(0, 1.3 * max(ends, default=1.0))
     axes.set_xlabel(f"Milliseconds an iteration: optimizer of total (× {record.reference})")
     _finish(figure, axes, f"Training {record.model}, batch {record.batch}", record)

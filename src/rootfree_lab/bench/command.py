@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -13,73 +13,33 @@ from rich.console import Console
 
 from rootfree_lab.bench import chart, markdown
 from rootfree_lab.bench.contenders import Contender
-from rootfree_lab.bench.distributed_command import Arguments as Distributed
-from rootfree_lab.bench.first_try.command import Arguments as FirstTry
+from rootfree_lab.bench.distributed_command import run as plan
+from rootfree_lab.bench.first_try import command as first_try
 from rootfree_lab.bench.iteration import DEFAULT as DEFAULT_OF_ITERATIONS
 from rootfree_lab.bench.iteration import measure_iterations
 from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, chosen, contenders
 from rootfree_lab.bench.model import build_model
+from rootfree_lab.bench.options import Distributed, FirstTry, Mode, Timing
 from rootfree_lab.bench.record import Record, read, write
 from rootfree_lab.bench.shapes import shapes_of
-from rootfree_lab.bench.steps import Say, measure_steps
+from rootfree_lab.bench.steps import measure_steps
 from rootfree_lab.bench.table import as_table, remarks
-from rootfree_lab.config_reading import ConfigError, unknown_name
-from rootfree_lab.needed import need
+from rootfree_lab.config.needed import need
+from rootfree_lab.config.reading import ConfigError, unknown_name
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _TURNS = {"cuda": 20, "cpu": 5}
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Of `rootfree bench`, as they were given."""
-
-    shapes: str | None = None
-    model: str | None = None
-    iteration: str | None = None
-    batch: int = 128
-    dtype: str = "fp32"
-    optimizer: Sequence[str] = ()
-    without: Sequence[str] = ()
-    reference: str | None = None
-    graph: bool = False
-    turns: int | None = None
-    seconds: float = 20.0
-    device: str | None = None
-    json: Path | None = None
-    chart: Path | None = None
+def run(console: Console, given: Mode) -> int:
+    """Do what was asked for.  Raises ValueError for bad arguments."""
+    if isinstance(given, FirstTry):
+        return first_try.run(console, given)
+    return plan(console, given) if isinstance(given, Distributed) else measure(console, given)
 
 
-Mode = Arguments | FirstTry | Distributed
-
-
-def check_modes(asked: Sequence[bool], modes: Mapping[str, Mode]) -> None:
-    """One mode was asked for, or none, and no option of another.
-
-    `modes`: by their option; the first, which has none, is the one that needs no asking.
-    """
-    chosen = [mode for mode, wanted in zip(modes, asked, strict=True) if wanted]
-    if len(chosen) > 1:
-        raise ConfigError(f"{chosen[1]} has no place beside {chosen[0]}")
-    _check_options(chosen[0] if chosen else next(iter(modes)), modes)
-
-
-def _check_options(chosen: str, modes: Mapping[str, Mode]) -> None:
-    own = {each.name for each in fields(modes[chosen])}
-    for mode, idle in modes.items():
-        for each in fields(idle):
-            value = getattr(idle, each.name)
-            changed = bool(value) if isinstance(value, list) else value != each.default
-            if each.name in own or not changed:
-                continue
-            names = {"assignments": "set", "node": "node-link"}
-            option = "--" + names.get(each.name, each.name).replace("_", "-")
-            why = f"needs {mode}" if mode else f"has no place beside {chosen}"
-            raise ConfigError(f"{option} {why}")
-
-
-def run(console: Console, given: Arguments) -> int:
-    """Measure, show, and write what was asked for.  Raises ValueError for bad arguments."""
+def measure(console: Console, given: Timing) -> int:
+    """Measure, show, and write what was asked for."""
     _check_files(given)
     device = _device(given.device)
     if not (given.seconds > 0 and math.isfinite(given.seconds)):
@@ -92,10 +52,8 @@ def run(console: Console, given: Arguments) -> int:
             if not console.is_terminal:
                 typer.echo(f"  {message}", err=True)
 
-        if given.iteration is not None:
-            record = _iterations(given, device, turns, say)
-        else:
-            record = _steps(given, device, turns, say)
+        how = {"device": device, "turns": turns, "seconds": given.seconds, "say": say}
+        record = _steps(given, how) if given.iteration is None else _iterations(given, how)
     console.print(as_table(record, console.width))
     for remark in remarks(record):
         console.print(f"  {remark}", highlight=False, markup=False)
@@ -106,30 +64,27 @@ def run(console: Console, given: Arguments) -> int:
     return 0
 
 
-def tables(files: Sequence[Path], page: Path | None, charts: Path | None) -> int:
+def tables(files: Sequence[Path], page: Path | None, charts: Path | None) -> None:
     """Print records as Markdown, or put them into a page; draw them."""
     # A page has them by name, so that it does not depend on who wrote it.
     records = [(file, read(file)) for file in (files if page is None else sorted(files))]
+    text = markdown.as_markdown([record for _, record in records])
     if page is None:
-        typer.echo(markdown.as_markdown([record for _, record in records]), nl=False)
+        typer.echo(text, nl=False)
     else:
-        if not page.is_file():
-            raise ConfigError(f"--page: there is no file {str(page)!r}")
-        text = markdown.fill(page, [record for _, record in records])
-        page.write_text(text, encoding="utf-8")
+        markdown.fill(page, text, markdown.MARKS)
     if charts is not None:
         charts.mkdir(parents=True, exist_ok=True)
         for file, record in records:
             chart.draw(record, charts / f"{file.stem}.png")
-    return 0
 
 
-def _steps(given: Arguments, device: torch.device, turns: int, say: Say) -> Record:
+def _steps(given: Timing, how: dict[str, Any]) -> Record:
     if given.shapes is not None and given.model is not None:
         raise ConfigError("--shapes and --model both say what to step on: give one of them")
     if given.dtype not in DTYPES:
         raise unknown_name("--dtype:", given.dtype, DTYPES)
-    cuda = device.type == "cuda"
+    cuda = how["device"].type == "cuda"
     field = _line_up(given, contenders() if cuda else DEFAULT_ON_CPU)
     name = given.model or given.shapes or ("vit_b" if cuda else "vit_b_third")
     if given.model is not None:
@@ -137,19 +92,10 @@ def _steps(given: Arguments, device: torch.device, turns: int, say: Say) -> Reco
         shapes = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
     else:
         shapes = shapes_of(name)
-    return measure_steps(
-        field,
-        shapes,
-        name=name,
-        dtype=DTYPES[given.dtype],
-        device=device,
-        turns=turns,
-        seconds=given.seconds,
-        say=say,
-    )
+    return measure_steps(field, shapes, name=name, dtype=DTYPES[given.dtype], **how)
 
 
-def _iterations(given: Arguments, device: torch.device, turns: int, say: Say) -> Record:
+def _iterations(given: Timing, how: dict[str, Any]) -> Record:
     for option, value in (("--shapes", given.shapes), ("--model", given.model)):
         if value is not None:
             raise ConfigError(f"--iteration trains a whole model: {option} has no place beside it")
@@ -160,20 +106,13 @@ def _iterations(given: Arguments, device: torch.device, turns: int, say: Say) ->
     if given.graph:
         raise ConfigError("--iteration has gradients that move: --graph has no place beside it")
     assert given.iteration is not None
-    return measure_iterations(
-        _line_up(given, DEFAULT_OF_ITERATIONS),
-        given.iteration,
-        batch=given.batch,
-        device=device,
-        turns=turns,
-        seconds=given.seconds,
-        say=say,
-    )
+    field = _line_up(given, DEFAULT_OF_ITERATIONS)
+    return measure_iterations(field, given.iteration, batch=given.batch, **how)
 
 
-def _line_up(given: Arguments, default: Iterable[str]) -> list[Contender]:
+def _line_up(given: Timing, default: Iterable[str]) -> list[Contender]:
     """The contenders, the reference first."""
-    field = chosen(given.optimizer, given.without, default=default, graph=given.graph)
+    field = chosen(given.optimizer or (), given.without or (), default=default, graph=given.graph)
     if given.reference is None:
         return field
     table = contenders(graph=given.graph)
@@ -193,7 +132,7 @@ def _device(name: str | None) -> torch.device:
     return torch.device(name)
 
 
-def _check_files(given: Arguments) -> None:
+def _check_files(given: Timing) -> None:
     """Before minutes of measuring, not after them."""
     for option, file in (("--json", given.json), ("--chart", given.chart)):
         if file is not None and not file.parent.is_dir():

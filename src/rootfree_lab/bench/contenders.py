@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,67 +120,42 @@ def _kfac(model: nn.Module) -> Built:
     return Built(ps, [optimizer], optimizer.step, around)
 
 
+def _ours(
+    name: str, method: Any, *, floor: floors.Count = floors.unknown, room: float = 16.0,
+    **options: Any,
+) -> Contender:  # fmt: skip
+    own = {"batch_size": B, **options} if "batch_size" in method.options else options
+    build = one(lambda ps: method(ps, lr=LR, **own))
+    period = options.get("update_every", 1)
+    return Contender(name, build, "rootfree", period=period, floor=floor, room=room)
+
+
 def rootfree_contenders() -> list[Contender]:
     """Ours, at their defaults but for what the name says."""
-
-    def diagonal(name: str, make: Any) -> Contender:
-        return Contender(
-            name,
-            one(lambda ps: make(ps, lr=LR, batch_size=B)),
-            "rootfree",
-            floor=floors.elementwise,
-        )
-
-    def shampoo(name: str, T: int, **options: Any) -> Contender:
-        return Contender(
-            name,
-            one(lambda ps: rootfree.IFShampoo(ps, lr=LR, batch_size=B, update_every=T, **options)),
-            "rootfree",
-            period=T,
-            floor=floors.inverse_free,
-            room=24.0,
-        )
-
-    def whitening(name: str, T: int, **options: Any) -> Contender:
-        return Contender(
-            name,
-            one(lambda ps: rootfree.IFWhitening(ps, lr=LR, update_every=T, **options)),
-            "rootfree",
-            period=T,
-            room=24.0,
-        )
-
-    half = torch.bfloat16
+    diagonal = partial(_ours, floor=floors.elementwise)
+    shampoo = partial(_ours, method=rootfree.IFShampoo, floor=floors.inverse_free, room=24.0)
+    whitening = partial(_ours, method=rootfree.IFWhitening, room=24.0)
+    half: Any = {"factor_dtype": torch.bfloat16, "state_dtype": torch.bfloat16}
+    decay: Any = {"update_every": 2, "weight_decay": 0.1}
+    kfac = Contender(
+        "IFShampoo KFAC T=2", _without_model, "rootfree", period=2, on_model=_kfac, room=40.0
+    )
     return [
         diagonal("RFRMSprop", rootfree.RFRMSprop),
         diagonal("RFAdagrad", rootfree.RFAdagrad),
         diagonal("RFAdamW", rootfree.RFAdamW),
-        shampoo("IFShampoo T=1", 1),
-        shampoo("IFShampoo T=2", 2),
-        shampoo("IFShampoo T=10", 10),
-        shampoo("IFShampoo low memory T=2", 2, factor_dtype=half, state_dtype=half),
-        shampoo("IFShampoo update RMS T=2", 2, update_rms=0.2, weight_decay=0.1),
-        shampoo("IFShampoo bf16 state T=2", 2, state_dtype=half),
-        shampoo(
-            "IFShampoo Nesterov T=2",
-            2,
-            nesterov=True,
-            decoupled_weight_decay=True,
-            weight_decay=0.1,
-        ),
-        Contender(
-            "IFShampoo KFAC T=2", _without_model, "rootfree", period=2, on_model=_kfac, room=40.0
-        ),
-        whitening("IFWhitening T=2", 2),
-        whitening("IFWhitening T=10", 10),
-        whitening("IFWhitening low memory T=2", 2, factor_dtype=half, state_dtype=half),
-        Contender(
-            "RFShampoo T=2",
-            one(lambda ps: rootfree.RFShampoo(ps, lr=LR, batch_size=B, update_every=2)),
-            "rootfree",
-            period=2,
-            room=40.0,
-        ),
+        shampoo("IFShampoo T=1", update_every=1),
+        shampoo("IFShampoo T=2", update_every=2),
+        shampoo("IFShampoo T=10", update_every=10),
+        shampoo("IFShampoo low memory T=2", update_every=2, **half),
+        shampoo("IFShampoo update RMS T=2", update_rms=0.2, **decay),
+        shampoo("IFShampoo bf16 state T=2", update_every=2, state_dtype=torch.bfloat16),
+        shampoo("IFShampoo Nesterov T=2", nesterov=True, decoupled_weight_decay=True, **decay),
+        kfac,
+        whitening("IFWhitening T=2", update_every=2),
+        whitening("IFWhitening T=10", update_every=10),
+        whitening("IFWhitening low memory T=2", update_every=2, **half),
+        _ours("RFShampoo T=2", rootfree.RFShampoo, room=40.0, update_every=2),
     ]
 
 
@@ -189,8 +165,6 @@ def graphed(contender: Contender) -> Contender:
     def build(ps: Parameters) -> Built:
         if ps[0].device.type != "cuda":
             raise NotApplicableError("CUDA graphs need a GPU")
-        if not hasattr(rootfree, "GraphedStep"):
-            raise NotApplicableError(f"rootfree {rootfree.__version__} has no GraphedStep")
         built = contender.build(ps)
         (optimizer,) = built.optimizers
         assert isinstance(optimizer, rootfree.RootFreeOptimizer)

@@ -6,30 +6,19 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import typer
 from rich.console import Console
 
 from rootfree_lab.bench.distributed_model import MODELS, OPTIMIZERS, RANKS, Cost, Speeds, cost
-from rootfree_lab.bench.markdown import Marks, filled, rows
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.bench.markdown import Marks, fill, filled, rows
+from rootfree_lab.bench.options import Distributed
+from rootfree_lab.config.reading import ConfigError
 
 MARKS = Marks("distributed model")
 _HEADINGS = (
     "model", "optimizer", "sent", "operations", "imbalance", "state", "exchange + products",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """Of `rootfree bench --distributed-model`, as they were given."""
-
-    node: float = 300.0
-    link: float = 40.0
-    matmul: float = 400.0
-    json: Path | None = None
-    page: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -67,23 +56,23 @@ def cells(line: Line, speeds: Speeds) -> list[str]:
     ]
 
 
-def run(console: Console, given: Arguments) -> int:
+def run(console: Console, given: Distributed) -> int:
     """Count, show, and write what was asked for."""
-    for name in ("node", "link", "matmul"):
+    for name in ("node_link", "link", "matmul"):
         value = getattr(given, name)
         if not (value > 0 and math.isfinite(value)):
-            option = {"node": "node-link"}.get(name, name)
+            option = name.replace("_", "-")
             raise ConfigError(f"--{option} must be a positive number, got {value}")
-    if given.page is not None and not given.page.is_file():
-        raise ConfigError(f"--page: there is no file {str(given.page)!r}")
-    speeds = Speeds(given.node * 1e9, given.link * 1e9, given.matmul * 1e12)
+    if given.page is not None:
+        filled(given.page, "", MARKS)  # before seconds of planning, not after them
+    speeds = Speeds(given.node_link * 1e9, given.link * 1e9, given.matmul * 1e12)
     with console.status("planning"):
         found = lines()
     table = "\n".join(rows(_HEADINGS, [cells(line, speeds) for line in found])) + "\n"
     if given.page is None:
         typer.echo(table, nl=False)
     else:
-        given.page.write_text(filled(given.page, table, MARKS), encoding="utf-8")
+        fill(given.page, table, MARKS)
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(line) for line in found], indent=1) + "\n")
     return 0

@@ -13,7 +13,7 @@ from rootfree_lab.bench.contenders import (
     torch_contenders,
 )
 from rootfree_lab.bench.peer_contenders import peers
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, unknown_name
 
 #: what is measured unless something is asked for, on a processor: eigendecompositions of large
 #: matrices take minutes there

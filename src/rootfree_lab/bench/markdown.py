@@ -40,13 +40,15 @@ def as_markdown(records: Sequence[Record]) -> str:
     return "\n".join([*parts, *map(_one, records)])
 
 
-def fill(page: Path, records: Sequence[Record]) -> str:
-    """The page's text, with the records between its marks."""
-    return filled(page, as_markdown(records), MARKS)
+def fill(page: Path, content: str, marks: Marks) -> None:
+    """Put the content between the marks of a page."""
+    page.write_text(filled(page, content, marks), encoding="utf-8")
 
 
 def filled(page: Path, content: str, marks: Marks) -> str:
     """The page's text, with the content between its marks."""
+    if not page.is_file():
+        raise RecordError(f"--page: there is no file {str(page)!r}")
     text = page.read_text(encoding="utf-8")
     block = re.compile(f"{re.escape(marks.begin)}.*?{re.escape(marks.end)}", re.DOTALL)
     if len(block.findall(text)) != 1:

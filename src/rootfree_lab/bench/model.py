@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rootfree_lab import models
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, unknown_name
 from rootfree_lab.torchvision_shim import make_importable
 
 Batch = tuple[Tensor, Tensor]

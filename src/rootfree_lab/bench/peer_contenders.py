@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rootfree_lab import baselines
-from rootfree_lab import peers as packages
 from rootfree_lab.bench import floors
 from rootfree_lab.bench.contenders import (
     LR,
@@ -21,6 +20,7 @@ from rootfree_lab.bench.contenders import (
     Parameters,
     one,
 )
+from rootfree_lab.optimizers import peers as packages
 
 
 def peers() -> list[Contender]:
@@ -90,23 +90,20 @@ def _soap(ps: Parameters) -> Optimizer:
     except ModuleNotFoundError:
         _package("heavyball", "pip install pytorch_optimizer, or heavyball")
         soap = packages.heavyball("SOAP")
-    optimizer: Optimizer = soap(ps, lr=LR, precondition_frequency=10)
-    return optimizer
+    return soap(ps, lr=LR, precondition_frequency=10)  # type: ignore[no-any-return]
 
 
 def _scalable_shampoo(ps: Parameters) -> Optimizer:
     module = _package("pytorch_optimizer", "pip install pytorch_optimizer")
-    optimizer: Optimizer = module.ScalableShampoo(
+    return module.ScalableShampoo(  # type: ignore[no-any-return]
         ps, lr=LR, block_size=1024, start_preconditioning_step=1, preconditioning_compute_steps=10
     )
-    return optimizer
 
 
 def _distributed_shampoo(ps: Parameters) -> Optimizer:
     module = _package(
         "distributed_shampoo", "it is not on PyPI, but in github.com/facebookresearch/optimizers"
     )
-    optimizer: Optimizer = module.DistributedShampoo(
+    return module.DistributedShampoo(  # type: ignore[no-any-return]
         ps, lr=LR, max_preconditioner_dim=8192, precondition_frequency=10
     )
-    return optimizer

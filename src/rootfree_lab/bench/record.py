@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 
 import rootfree
 from rootfree_lab.bench.ceilings import Ceilings
 from rootfree_lab.bench.timing import Spread
+from rootfree_lab.config.reading import ConfigError, build
 
 _PACKAGES = ("triton", "sirfshampoo", "singd", "pytorch_optimizer", "heavyball", "timm")
 
@@ -158,8 +157,10 @@ def from_json(text: str, source: str = "the text") -> Record:
     kind = content.pop("format", None) if isinstance(content, dict) else None
     if kind not in _KINDS:
         raise RecordError(f"{source} is no record of rootfree bench: its format is {kind!r}")
-    record: Record = _read(_KINDS[kind], content, source)
-    return record
+    try:
+        return build(_KINDS[kind], content, source)
+    except ConfigError as error:
+        raise RecordError(str(error)) from error
 
 
 def write(record: Record, path: Path) -> None:
@@ -174,31 +175,3 @@ def read(path: Path) -> Record:
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
     return from_json(text, str(path))
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """A value of a type of this file: dataclasses, lists of them, dicts, and plain values."""
-    if get_origin(kind) is UnionType:
-        (inner,) = [k for k in get_args(kind) if k is not type(None)]
-        return None if value is None else _read(inner, value, where)
-    if get_origin(kind) is list:
-        if not isinstance(value, list):
-            raise RecordError(f"{where} must be a list, got {value!r}")
-        (inner,) = get_args(kind)
-        return [_read(inner, entry, f"{where}[{i}]") for i, entry in enumerate(value)]
-    if get_origin(kind) is dict:
-        if not isinstance(value, dict):
-            raise RecordError(f"{where} must be an object, got {value!r}")
-        return value
-    if kind in (str, int, float):
-        allowed = (int, float) if kind is float else kind
-        if not isinstance(value, allowed) or isinstance(value, bool):
-            raise RecordError(f"{where} must be of type {kind.__name__}, got {value!r}")
-        return kind(value)
-    if not isinstance(value, Mapping):
-        raise RecordError(f"{where} must be an object, got {value!r}")
-    hints, names = get_type_hints(kind), [field.name for field in fields(kind)]
-    if list(value) != names:
-        odd = sorted(set(value) ^ set(names)) or "another order"
-        raise RecordError(f"{where} does not have the fields of {kind.__name__}: {odd}")
-    return kind(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in names})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rootfree_lab.config_reading import unknown_name
+from rootfree_lab.config.reading import unknown_name
 
 Shapes = list[tuple[int, ...]]
 

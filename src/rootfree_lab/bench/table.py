@@ -93,17 +93,9 @@ def number(value: float | None) -> str:
     """Three significant digits."""
     if value is None:
         return NOTHING
-    if value == 0:
-        return "0"
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return (
-        f"{value:.1f}"
-        if abs(value) >= 10
-        else f"{value:.2f}"
-        if abs(value) >= 1
-        else f"{value:.3g}"
-    )
+    if abs(value) < 1:
+        return f"{value:.3g}"
+    return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
 
 
 def size(value: int | None) -> str:

@@ -65,7 +65,6 @@ class Gradients:
         self._turn = 0
 
     def attach(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Make these the gradients of the parameters."""
         for p, g in zip(parameters, self.tensors, strict=True):
             p.grad = g
 

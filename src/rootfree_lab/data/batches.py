@@ -92,11 +92,15 @@ class Batches:
         """One epoch without its first batches: the same ones that a full epoch would end with."""
         if not 0 <= batch <= len(self):
             raise DataError(f"batch must be in 0 to {len(self)}, got {batch}.")
-        order = self._drawn_order()  # at once, not when the first batch is asked for
+        # At once, not when the first batch is asked for.
+        every = torch.arange(self._count, device=self._x.device)
+        order = self._draws.order(self._count) if self._shuffle else every
         if self._kind == "text":
-            return self._windows(order, self._drawn_offset(), batch)
+            offset = self._draws.integers(self._context if self._augment else 1, 1)
+            return self._windows(order, offset, batch)
         if self._kind == "images":
-            return self._images(order, self._drawn_changes(), batch)
+            drawn = self._augmentation, self._x.shape, self._draws
+            return self._images(order, ImageChanges(*drawn) if self._augment else None, batch)
         return ((self._x[index], self._y[index]) for index in self._indices(order, batch))
 
     def _examples(self) -> int:
@@ -128,17 +132,3 @@ class Batches:
         for index in self._indices(order, batch):
             places = index[:, None] * self._context + within
             yield self._x[places], self._x[places + 1]
-
-    def _drawn_order(self) -> Tensor:
-        if not self._shuffle:
-            return torch.arange(self._count, device=self._x.device)
-        return self._draws.order(self._count)
-
-    def _drawn_offset(self) -> Tensor:
-        return self._draws.integers(self._context if self._augment else 1, 1)
-
-    def _drawn_changes(self) -> ImageChanges | None:
-        if not self._augment:
-            return None
-        count, height, width, channels = self._x.shape
-        return ImageChanges(self._augmentation, (count, height, width, channels), self._draws)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rootfree_lab.data.errors import DataError, reading
+from rootfree_lab.files.durable import sync
 
 CHECKSUMS = "SHA256SUMS"
 _TEMPORARY = ".temporary-"
@@ -94,16 +95,16 @@ def store(prepared: Path, cache: Path, entry: str) -> Path:
     lines = (f"{sha256(path)}  {path.relative_to(prepared).as_posix()}\n" for path in files)
     listing.write_text("".join(lines), encoding="utf-8")
     for path in [*files, listing]:
-        _write_through(path)
+        sync(path)
     for folder in [*(path for path in prepared.rglob("*") if path.is_dir()), prepared]:
-        _write_through(folder)
+        sync(folder)
     target = cache / entry
     if target.exists():
         # Renamed first, so that what is under the entry's name is never half removed.
         with temporary_folder(cache) as aside:
             os.replace(target, aside / "damaged")
     os.replace(prepared, target)
-    _write_through(cache)
+    sync(cache)
     return target
 
 
@@ -129,13 +130,3 @@ def _remove_abandoned(cache: Path) -> None:
             continue
         if abandoned:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_through(path: Path) -> None:
-    if path.is_dir() and sys.platform == "win32":
-        return  # folders cannot be opened there
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

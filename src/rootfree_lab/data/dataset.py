@@ -30,7 +30,6 @@ class Split:
         return len(self.x)
 
     def first(self, count: int) -> Split:
-        """The first examples (or tokens)."""
         return Split(self.x[:count], self.y[:count])
 
 
@@ -46,7 +45,6 @@ class Graph:
     test: Tensor
 
     def to(self, device: torch.device) -> Graph:
-        """The graph on a device."""
         return Graph(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
@@ -123,6 +121,16 @@ def tabular(
         Split(features[:held_out], targets[:held_out]),
         None, classes, (x.shape[1],), tuple(mean.tolist()), tuple(std.tolist()),
     )  # fmt: skip
+
+
+def of_graph(name: str, graph: Graph) -> Dataset:
+    """The data set of a graph; its splits are rows of its nodes."""
+    train, validation, test = (
+        Split(graph.features[part], graph.labels[part])
+        for part in (graph.train, graph.validation, graph.test)
+    )
+    classes, features = int(graph.labels.max()) + 1, graph.features.shape[1]
+    return Dataset(name, "graph", train, test, validation, classes, (features,), graph=graph)
 
 
 def limited(dataset: Dataset, limit: int) -> Dataset:

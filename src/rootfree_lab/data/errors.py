@@ -38,8 +38,8 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is truncated or altered: it cannot be read ({reason}).") from error
 
 
-def existing_folder(folder: Path) -> Path:
-    """The folder, if it is one."""
+def existing_folder(folder: Path, *usual: str) -> Path:
+    """The folder, if it is one; or the first of the usual folders in it, as archives make them."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {str(folder)!r}.")
-    return folder
+    return next((folder / name for name in usual if (folder / name).is_dir()), folder)

@@ -34,8 +34,7 @@ _UNSIGNED_BYTE = 0x08
 
 def read_fashion_mnist(folder: Path) -> Dataset:
     """Read a folder with the four idx files."""
-    inside = existing_folder(folder) / "FashionMNIST" / "raw"  # where torchvision puts them
-    folder = inside if inside.is_dir() else folder
+    folder = existing_folder(folder, "FashionMNIST/raw")  # where torchvision puts them
     train, test = (
         (
             _idx(folder, f"{part}-images-idx3-ubyte", axes=3)[..., None],

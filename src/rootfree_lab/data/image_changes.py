@@ -22,7 +22,6 @@ class Draws:
         self._generator, self._device = generator, device
 
     def order(self, count: int) -> Tensor:
-        """A permutation."""
         return self._moved(torch.randperm, count)
 
     def integers(self, end: int, count: int) -> Tensor:
@@ -32,11 +31,9 @@ class Draws:
         return self._moved(torch.randint, end, (count,))
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform in [0, 1)."""
         return self._moved(torch.rand, shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal."""
         return self._moved(torch.randn, shape)
 
     def _moved(self, make: Callable[..., Tensor], *arguments: object) -> Tensor:
@@ -47,9 +44,7 @@ class Draws:
 class ImageChanges:
     """The changes of one epoch: of `count` images (n, H, W, C), by their number in the split."""
 
-    def __init__(
-        self, augmentation: Augmentation, shape: tuple[int, int, int, int], draws: Draws
-    ) -> None:
+    def __init__(self, augmentation: Augmentation, shape: torch.Size, draws: Draws) -> None:
         count, height, width, channels = shape
         self._padding = augmentation.padding
         self.boxes: Tensor | None = None

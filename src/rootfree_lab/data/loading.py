@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rootfree_lab import own_code
+from rootfree_lab.config import own_code
 from rootfree_lab.data.cache import cache_folder, is_cached, locked, store, temporary_folder, verify
 from rootfree_lab.data.dataset import Dataset, limited
 from rootfree_lab.data.errors import DataError

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from rootfree_lab.data.dataset import Dataset, Graph, Split
+from rootfree_lab.data.dataset import Dataset, Graph, of_graph
 from rootfree_lab.data.errors import existing_folder, reading
 from rootfree_lab.data.unpacking import Allowance
 
@@ -26,10 +25,7 @@ _LONGEST = 1 << 16  # characters of a line
 
 def read_ogbn_products(folder: Path) -> Dataset:
     """Read a folder with `raw/` and `split/sales_ranking/`; features stay as they are."""
-    existing_folder(folder)
-    for inside in ("products", "ogbn_products"):
-        if (folder / inside).is_dir():
-            folder = folder / inside
+    folder = existing_folder(folder, "products", "ogbn_products")
     raw, split = folder / "raw", folder / "split" / "sales_ranking"
     nodes, edge_count = (
         int(_table(raw / f"num-{what}-list", rows=1, columns=1)[0, 0]) for what in ("node", "edge")
@@ -48,15 +44,7 @@ def read_ogbn_products(folder: Path) -> Dataset:
         torch.from_numpy(labels),
         *parts,
     )
-    splits = [_split(graph, part) for part in parts]
-    return Dataset(
-        "ogbn_products", "graph", splits[0], splits[2], splits[1], int(labels.max()) + 1,
-        (features.shape[1],), graph=graph,
-    )  # fmt: skip
-
-
-def _split(graph: Graph, part: Tensor) -> Split:
-    return Split(graph.features[part], graph.labels[part])
+    return of_graph("ogbn_products", graph)
 
 
 def _table(

@@ -14,17 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rootfree_lab.data.dataset import Dataset, Graph, Split
+from rootfree_lab.data.dataset import Dataset, Graph, of_graph
 from rootfree_lab.data.errors import existing_folder, reading
 from rootfree_lab.data.planetoid_files import has_published_files, read_published, sparse_rows
 from rootfree_lab.data.unpacking import check_zip
 
 Arrays = dict[str, NDArray[Any]]
 
-_FIELDS = (
-    "feat_data", "feat_indices", "feat_indptr", "feat_shape", "labels", "edges",
-    "train_idx", "val_idx", "test_idx",
-)  # fmt: skip
+_SPARSE = ("data", "indices", "indptr", "shape")
+_FIELDS = ("labels", "edges", "train_idx", "val_idx", "test_idx")
 
 
 def read_planetoid(folder: Path, name: str) -> Dataset:
@@ -42,17 +40,11 @@ def read_planetoid(folder: Path, name: str) -> Dataset:
             check_zip(path)
             with np.load(path, allow_pickle=False) as stored:
                 arrays = {field: stored[field] for field in _FIELDS}
+                rows = sparse_rows(*(stored[f"feat_{part}"] for part in _SPARSE))
+                arrays["features"] = rows.toarray().astype(np.float32)
     with reading(path):
-        features = _dense_features(arrays)
-        graph = _graph(arrays, features)
-    train, validation, test = (
-        Split(graph.features[part], graph.labels[part])
-        for part in (graph.train, graph.validation, graph.test)
-    )
-    classes = int(graph.labels.max()) + 1
-    return Dataset(
-        name, "graph", train, test, validation, classes, (features.shape[1],), graph=graph
-    )
+        graph = _graph(arrays)
+    return of_graph(name, graph)
 
 
 def _raw_folders(folder: Path, name: str) -> list[Path]:
@@ -60,16 +52,10 @@ def _raw_folders(folder: Path, name: str) -> list[Path]:
     return [folder, folder / "raw", folder / name.capitalize() / "raw"]
 
 
-def _dense_features(arrays: Arrays) -> NDArray[np.float32]:
-    data, indices, starts, shape = (arrays[field] for field in _FIELDS[:4])
-    features: NDArray[np.float32] = sparse_rows(data, indices, starts, shape).toarray()
-    features = features.astype(np.float32)
+def _graph(arrays: Arrays) -> Graph:
+    features = arrays["features"]
     sums = features.sum(1, keepdims=True)
     np.divide(features, sums, out=features, where=sums > 0)
-    return features
-
-
-def _graph(arrays: Arrays, features: NDArray[np.float32]) -> Graph:
     nodes = len(features)
     labels = arrays["labels"].astype(np.int64)
     edges = arrays["edges"].astype(np.int64)

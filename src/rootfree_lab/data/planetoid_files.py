@@ -29,7 +29,7 @@ def has_published_files(folder: Path, name: str) -> bool:
 
 
 def read_published(folder: Path, name: str) -> Arrays:
-    """The arrays of `NAME.npz` from the published files."""
+    """Features, labels, edges and the split from the published files."""
     parts = {part: _read(folder / f"ind.{name}.{part}", part) for part in _PARTS}
     path = folder / f"ind.{name}.test.index"
     with reading(path):
@@ -54,10 +54,7 @@ def _joined(parts: dict[str, Any], order: NDArray[np.int64]) -> Arrays:
     edges = {(min(a, b), max(a, b)) for a, near in parts["graph"].items() for b in near if a != b}
     train = parts["x"].shape[0]
     return {
-        "feat_data": features.data.astype(np.float32),
-        "feat_indices": features.indices,
-        "feat_indptr": features.indptr,
-        "feat_shape": np.array(features.shape),
+        "features": features.toarray().astype(np.float32),
         "labels": labels,
         "edges": np.array(sorted(edges), dtype=np.int64).reshape(-1, 2),
         "train_idx": np.arange(train),

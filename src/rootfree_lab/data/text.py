@@ -25,11 +25,7 @@ def read_text_file(path: Path) -> Dataset:
 
 def read_sotu(folder: Path) -> Dataset:
     """Read the speeches `*.txt` in the order of their names, which start with the year."""
-    existing_folder(folder)
-    for inside in ("package/data", "data"):
-        if (folder / inside).is_dir():
-            folder = folder / inside
-            break
+    folder = existing_folder(folder, "package/data", "data")
     speeches = [_utf8(path) for path in sorted(folder.glob("*.txt"))]
     if not speeches:
         raise DataError(f"{folder} has no speeches (*.txt).")

@@ -45,7 +45,6 @@ class _Counted(gzip.GzipFile):
         self._allowance = Allowance(path)
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next bytes."""
         block = super().read(size)
         self._allowance.take(len(block))
         return block

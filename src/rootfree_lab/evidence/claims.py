@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rootfree_lab.evidence.outcomes import Outcome, final, over_seeds, step_milliseconds
 from rootfree_lab.report.experiments import settings
@@ -44,45 +45,38 @@ class Claim:
     applies: Callable[[Outcome], bool] = lambda outcome: True  # whether it is about a case that ran
 
 
-def at_most(own: str, other: str, allowed: float = 0.0, *, strict: bool = False) -> Judge:
-    """`own` ends at most `allowed` above `other`; `strict`: below."""
+def _against(own: str, others: Sequence[str], decide: Callable[..., Verdict]) -> Judge:
+    """What `decide` says of `own` beside the best of `others` that was run."""
 
     def judge(outcome: Outcome) -> Verdict | None:
-        a, b = outcome.value(own), outcome.value(other)
+        a, b = outcome.value(own), _best(map(outcome.value, others))
         if a is None or b is None:
             return None
-        verdict = _compared(a, b, allowed, _pair(a, b, outcome.unit), strict=strict)
-        return _failures(verdict, outcome, (own, other))
+        return _failures(decide(a, b, _pair(a, b, outcome.unit)), outcome, (own, *others))
 
     return judge
+
+
+def at_most(own: str, other: str, allowed: float = 0.0, *, strict: bool = False) -> Judge:
+    """`own` ends at most `allowed` above `other`; `strict`: below."""
+    return _against(own, (other,), partial(_compared, allowed=allowed, strict=strict))
+
+
+def below_all(own: str, others: Sequence[str]) -> Judge:
+    """`own` ends below each of `others` that was run; at least one was."""
+    return _against(own, others, partial(_compared, strict=True))
 
 
 def not_beyond_spread(own: str, others: Sequence[str]) -> Judge:
     """`own` is not above the best of `others` by more than the deviations of both."""
 
-    def judge(outcome: Outcome) -> Verdict | None:
-        a, b = outcome.value(own), _best(map(outcome.value, others))
-        if a is None or b is None:
-            return None
-        spread, pair = _spread(a, b), _pair(a, b, outcome.unit)
+    def decide(a: Summary, b: Summary, told: str) -> Verdict:
+        spread = _spread(a, b)
         known = math.isfinite(spread)
         holds = a.mean - b.mean <= (spread if known else 0.0)
-        return _failures(Verdict(holds, "" if known else ONE_SEED, pair), outcome, (own, *others))
+        return Verdict(holds, "" if known else ONE_SEED, told)
 
-    return judge
-
-
-def below_all(own: str, others: Sequence[str]) -> Judge:
-    """`own` ends below each of `others` that was run; at least one was."""
-
-    def judge(outcome: Outcome) -> Verdict | None:
-        a, b = outcome.value(own), _best(map(outcome.value, others))
-        if a is None or b is None:
-            return None
-        verdict = _compared(a, b, 0.0, _pair(a, b, outcome.unit), strict=True)
-        return _failures(verdict, outcome, (own, *others))
-
-    return judge
+    return _against(own, others, decide)
 
 
 def matrix_first(quantity: Quantity, unit: str | None = None) -> Judge:
@@ -98,7 +92,7 @@ def matrix_first(quantity: Quantity, unit: str | None = None) -> Judge:
             return Verdict(False, "", "no run gets there")
         where = " on a CPU" if outcome.experiment.on_cpu else ""
         pair = _pair(a, b, outcome.unit if unit is None else f" {unit}{where}")
-        return _failures(_compared(a, b, 0.0, pair, strict=True), outcome, outcome.labels)
+        return _failures(_compared(a, b, pair, strict=True), outcome, outcome.labels)
 
     return judge
 
@@ -113,7 +107,7 @@ def cheaper(own: str, other: str, factor: float) -> Judge:
         if a is None or b is None:
             return None
         told = f"{a.mean:.3g} ms against {b.mean:.3g} ms, {b.mean / a.mean:.1f} ×"
-        return _compared(Summary(factor * a.mean, factor * a.deviation, a.count), b, 0.0, told)
+        return _compared(Summary(factor * a.mean, factor * a.deviation, a.count), b, told)
 
     return judge
 
@@ -130,7 +124,7 @@ def same_without_autocast(allowed: float) -> Judge:
             b = over_seeds(outcome.fp32, label, final(outcome.measure))
             if a is not None and b is not None:
                 told = f"{label} {_pair(a, b, outcome.unit)}"
-                found.append(_compared(a, b, allowed, told))
+                found.append(_compared(a, b, told, allowed=allowed))
         if not found:
             return None
         return Verdict(
@@ -169,7 +163,7 @@ def _failures(verdict: Verdict, outcome: Outcome, labels: Sequence[str]) -> Verd
 
 
 def _compared(
-    a: Summary, b: Summary, allowed: float, told: str, *, strict: bool = False
+    a: Summary, b: Summary, told: str, *, allowed: float = 0.0, strict: bool = False
 ) -> Verdict:
     room, spread = b.mean + allowed - a.mean, _spread(a, b)
     doubt = WITHIN if abs(room) <= spread else "" if math.isfinite(spread) else ONE_SEED

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
 
-from rootfree_lab.config_reading import read_toml
+from rootfree_lab.config.reading import read_toml
 from rootfree_lab.report.bars import milliseconds
 from rootfree_lab.report.experiments import Experiment, Group, arrange
 from rootfree_lab.report.milestones import milestone, reference
@@ -28,9 +27,9 @@ class Case:
     config: str
     kind: str
     title: str
-    measure: str | None  # the metric that decides; None: the test error, or the loss without one
-    error: Mapping[str, float]
-    minutes: Mapping[str, float]
+    measure: str | None = None  # that decides; None: the test error, or the loss without one
+    error: Mapping[str, float] = field(default_factory=dict)
+    minutes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,21 +117,10 @@ def topics() -> list[Topic]:
             entry["letter"],
             entry["title"],
             " ".join(entry["paper"].split()),
-            tuple(_case(case) for case in entry.get("case", [])),
+            tuple(Case(**case) for case in entry.get("case", [])),
         )
         for entry in entries
     ]
-
-
-def _case(entry: Mapping[str, Any]) -> Case:
-    return Case(
-        config=entry["config"],
-        kind=entry["kind"],
-        title=entry["title"],
-        measure=entry.get("measure"),
-        error=entry.get("error", {}),
-        minutes=entry.get("minutes", {}),
-    )
 
 
 def outcome(results: Path, case: Case) -> Outcome | None:
@@ -148,7 +136,7 @@ def others(results: Path, known: Sequence[Case]) -> list[Case]:
     """Folders with records that belong to no case, as cases without a claim."""
     names = {case.config for case in known}
     return [
-        Case(folder.name, "unknown", folder.name, None, {}, {})
+        Case(folder.name, "unknown", folder.name)
         for folder in sorted(results.iterdir())
         if folder.name.removesuffix(FP32) not in names
         and any((folder / file).is_file() for file in (FINAL, RECORDS))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rootfree_lab.report.configuration import optimizer_settings
 from rootfree_lab.report.curves import METRIC_NAMES, logarithmic, power_of_ten
 from rootfree_lab.report.figures import TEXT, save, style
-from rootfree_lab.report.palette import styles
+from rootfree_lab.report.palette import handles, styles
 from rootfree_lab.report.records import Run
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ def draw(plot: Plot, file: Path) -> None:
 
 def _figure(panels: Mapping[str, Sequence[Point]], measure: str) -> Figure:
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     labels = list(dict.fromkeys(label for found in panels.values() for label, *_ in found))
@@ -99,12 +98,8 @@ def _figure(panels: Mapping[str, Sequence[Point]], measure: str) -> Figure:
     if min(results) > 0 and max(results) / min(results) >= 10:
         logarithmic(places[0], min(results), max(results))
     places[0].set_ylabel(METRIC_NAMES[measure])
-    handles = [
-        Line2D([], [], color=looks[label].colour, marker=looks[label].marker, linestyle="none",
-               label=label)
-        for label in labels
-    ]  # fmt: skip
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(labels), columnspacing=1.2)
+    entries = handles(looks, linestyle="none")
+    figure.legend(handles=entries, loc="outside upper center", ncols=len(labels), columnspacing=1.2)
     return figure
 
 

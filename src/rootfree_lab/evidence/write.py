@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rootfree_lab.evidence.claims import CLAIMS, IF, NETWORKS, WHITE, Claim, Verdict, told
 from rootfree_lab.evidence.outcomes import (
@@ -55,25 +56,8 @@ class Judged:
         return sum(verdict is None for _, verdict in self.cases)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One optimizer of one case: the cells of the table, in the order of its heads."""
-
-    label: str
-    cells: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """One case as the page shows it; without final runs there are no rows."""
-
-    setup: Sequence[tuple[str, str]]
-    heads: Sequence[str]
-    rows: Sequence[Row]
-    searched: int  # trials
-    plot: Plot | None
-    address: str  # of the plot
-    note: str  # what has to be said of these results, from note.md beside them
+Row = tuple[str, list[str]]  # an optimizer or a network, and the cells of the table
+Shown = dict[str, Any]  # one case, for the template
 
 
 def write_evidence(results: Path, page: Path) -> int:
@@ -111,7 +95,7 @@ def render(results: Path, folder: str) -> tuple[str, dict[str, Plot]]:
         run=[case for case in cases if outcomes[case.config] is not None],
         missing=[case for case in cases if outcomes[case.config] is None],
         letters={case.config: topic.letter for topic in sections for case in topic.cases},
-        begun=[name for name, case in shown.items() if case.rows or case.searched],
+        begun=[name for name, case in shown.items() if case["rows"] or case["searched"]],
         beside={topic.letter: _beside(topic, outcomes) for topic in sections},
         costs=[
             _cost(case, outcomes[case.config])
@@ -125,7 +109,7 @@ def render(results: Path, folder: str) -> tuple[str, dict[str, Plot]]:
             and ((there := outcomes[case.config]) is None or {IF, WHITE} <= {*there.labels})
         ],
     )  # fmt: skip
-    return text, {case.address: case.plot for case in shown.values() if case.plot is not None}
+    return text, {case["address"]: case["plot"] for case in shown.values() if case["plot"]}
 
 
 def _judged(claim: Claim, cases: Sequence[Case], outcomes: Mapping[str, Outcome | None]) -> Judged:
@@ -142,27 +126,34 @@ def _judged(claim: Claim, cases: Sequence[Case], outcomes: Mapping[str, Outcome 
 
 
 def _shown(case: Case, there: Outcome | None, results: Path, folder: str) -> Shown:
+    """What the page shows of a case; without final runs there are no rows."""
     runs = search_runs(results)
     drawn = plot(runs, there.measure if there else case.measure or _measured(runs))
-    address = f"{folder}/{case.config}.svg"
     file = results / NOTE
-    note = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+    shown = {
+        "rows": [],
+        "searched": len(runs),
+        "plot": drawn,
+        "address": f"{folder}/{case.config}.svg",
+        "note": file.read_text(encoding="utf-8").strip() if file.is_file() else "",
+    }
     if there is None:
-        return Shown([], [], [], len(runs), drawn, address, note)
+        return shown
     found = [column for column in columns(there.experiment) if _wanted(column.title, there)]
     rows = [
-        Row(
+        (
             group.label,
             [_cell(column.cells.get(group.label)) for column in found]
             + [group.seeds, str(there.trials.get(group.label, 0))],
         )
         for group in there.experiment.groups
     ]
+    note = shown["note"]
     if len({there.trials.get(label, 0) for label in there.labels}) > 1:
         note = f"The optimizers did not have the same number of trials. {note}".strip()
     known = [entry for entry in setup(there.experiment) if entry[0] not in ("Seeds", "Software")]
     heads = [*(column.title for column in found), "seeds", "trials"]
-    return Shown(known, heads, rows, len(runs), drawn, address, note)
+    return shown | {"setup": known, "heads": heads, "rows": rows, "note": note}
 
 
 def _measured(runs: Sequence[Run]) -> str:
@@ -180,7 +171,7 @@ def _beside(topic: Topic, outcomes: Mapping[str, Outcome | None]) -> list[Row]:
             there = outcomes[case.config]
             ours = there.value(label) if there else None
             cells += [f"{case.error[label]:.2f}", NOT_RUN if ours is None else told(ours)]
-        rows.append(Row(label, cells))
+        rows.append((label, cells))
     return rows
 
 
@@ -206,7 +197,7 @@ def _cost(case: Case, there: Outcome | None) -> Row:
     for quantity in (step_milliseconds, peak):
         pair = [there.of(label, quantity) if there else None for label in ("Shampoo", IF)]
         cells.append(_ratio(pair, there is not None and there.experiment.on_cpu))
-    return Row(case.title, cells)
+    return case.title, cells
 
 
 def _ratio(pair: Sequence[Summary | None], on_cpu: bool) -> str:
@@ -221,7 +212,7 @@ def _switch(case: Case, there: Outcome | None) -> Row:
     pair = [there.value(label) if there else None for label in (IF, WHITE)]
     free, rooted = pair
     if there is None or free is None or rooted is None:
-        return Row(case.title, ["–", "–", NOT_RUN])
+        return case.title, ["–", "–", NOT_RUN]
     cells = [told(value, there.unit) for value in (free, rooted)]
     spread = free.deviation + rooted.deviation
     if not math.isfinite(spread):
@@ -230,4 +221,4 @@ def _switch(case: Case, there: Outcome | None) -> Row:
         word = "no difference beyond the spread"
     else:
         word = "yes" if rooted.mean < free.mean else "no"
-    return Row(case.title, [*cells, word])
+    return case.title, [*cells, word]

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
-from rootfree_lab import own_code
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.config import own_code
+from rootfree_lab.config.needed import need
+from rootfree_lab.config.reading import ConfigError, unknown_name
 from rootfree_lab.models import graphs, language, linear, small_images, timm_images, vmamba
-from rootfree_lab.needed import need
+from rootfree_lab.models.dataset_info import DatasetInfo
 
 __all__ = ["DatasetInfo", "build", "check", "names"]
-
-
-class DatasetInfo(Protocol):
-    """What a model has to know of the data; a `rootfree_lab.data.Dataset` has it."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def classes(self) -> int:
-        """Classes, or the size of the vocabulary; 0 for regression."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one example: (C, H, W), (d,), or () for text; of a graph's node (f,)."""
 
 
 Builder = Callable[..., nn.Module]
@@ -47,34 +33,30 @@ _IMAGES: tuple[Builder, ...] = (
     timm_images.vit_tiny,
     timm_images.vit_small,
     timm_images.vit_base,
-    vmamba.vmamba_tiny,
     timm_images.resnet_micro,
     timm_images.vgg_micro,
     timm_images.densenet_micro,
     timm_images.swin_micro,
     timm_images.gcvit_micro,
     timm_images.focalnet_micro,
-    vmamba.vmamba_micro,
 )
-_TEXT: tuple[Builder, ...] = (
-    language.lstm,
-    language.lstm_micro,
-    language.gpt,
-    language.gpt_micro,
-)
-_GRAPHS: tuple[Builder, ...] = (graphs.gat, graphs.gamlp)
 _FEATURES: tuple[Builder, ...] = (linear.linear, linear.logistic, linear.mlp)
+_TEXT: dict[str, Builder] = {
+    "lstm": language.LSTMLanguageModel,
+    "lstm_micro": language.lstm_micro,
+    "gpt": language.GPT,
+    "gpt_micro": language.gpt_micro,
+}
+_GRAPHS: dict[str, Builder] = {"gat": graphs.GraphAttention, "gamlp": graphs.GraphMLP}
 
-#: name -> (builder, the kinds of data it is for); a model is named as its builder
+#: name -> (builder, the kinds of data it is for)
 _MODELS: dict[str, tuple[Builder, tuple[str, ...]]] = {
-    builder.__name__: (builder, kinds)
-    for builders, kinds in (
-        (_FEATURES, ("tabular", "images")),
-        (_IMAGES, ("images",)),
-        (_TEXT, ("text",)),
-        (_GRAPHS, ("graph",)),
-    )
-    for builder in builders
+    **{builder.__name__: (builder, ("tabular", "images")) for builder in _FEATURES},
+    **{builder.__name__: (builder, ("images",)) for builder in _IMAGES},
+    "vmamba_tiny": (vmamba.VMamba, ("images",)),
+    "vmamba_micro": (vmamba.vmamba_micro, ("images",)),
+    **{name: (builder, ("text",)) for name, builder in _TEXT.items()},
+    **{name: (builder, ("graph",)) for name, builder in _GRAPHS.items()},
 }
 
 
@@ -109,7 +91,7 @@ def check(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> None:
 
 def _package(builder: Builder) -> str | None:
     """The package that a builder imports."""
-    if builder in _GRAPHS:
+    if builder in _GRAPHS.values():
         return "torch_geometric"
     of_timm = builder is small_images.small_vit or builder.__module__ == timm_images.__name__
     return "timm" if of_timm else None

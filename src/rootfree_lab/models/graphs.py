@@ -6,33 +6,29 @@ nodes (k,)) -> (k, classes).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rootfree_lab.config_reading import unknown_name
+from rootfree_lab.config.reading import unknown_name
+from rootfree_lab.models.dataset_info import DatasetInfo
 
 # Edges that are summed over at a time: bounds the memory of the features at their ends.
 _EDGES_AT_ONCE = 1 << 22
 
-if TYPE_CHECKING:
-    from rootfree_lab.models import DatasetInfo
-
 
 class GraphAttention(nn.Module):
-    """Two graph attention layers (Veličković et al. 2018), from PyTorch Geometric."""
+    """Two graph attention layers of PyTorch Geometric, with the sizes of Veličković et al. 2018."""
 
     def __init__(
-        self, features: int, classes: int, *, hidden: int, heads: int, dropout: float
+        self, data: DatasetInfo, *, hidden: int = 8, heads: int = 8, dropout: float = 0.6
     ) -> None:
         super().__init__()
         from torch_geometric.nn import GATConv  # type: ignore[import-untyped]
 
         self.dropout = dropout
-        self.first = GATConv(features, hidden, heads=heads, dropout=dropout)
-        self.second = GATConv(hidden * heads, classes, heads=1, dropout=dropout)
+        self.first = GATConv(data.shape[0], hidden, heads=heads, dropout=dropout)
+        self.second = GATConv(hidden * heads, data.classes, heads=1, dropout=dropout)
 
     def forward(self, features: Tensor, edges: Tensor) -> Tensor:
         x = functional.dropout(features, self.dropout, self.training)
@@ -81,9 +77,13 @@ class GraphMLP(nn.Module):
     takes_nodes = True  # what a node needs of the others is in its hops
 
     def __init__(
-        self, features: int, classes: int, *, hidden: int, hops: int, dropout: float, attention: str
-    ) -> None:
+        self, data: DatasetInfo, *, hidden: int = 512, hops: int = 5, dropout: float = 0.5,
+        attention: str = "jk",
+    ) -> None:  # fmt: skip
+        if attention not in ("jk", "recursive"):
+            raise unknown_name("the attention of gamlp", attention, ("jk", "recursive"))
         super().__init__()
+        features = data.shape[0]
         self.hops, self.attention = hops, attention
         self.dropout = nn.Dropout(dropout)
         if attention == "jk":
@@ -92,7 +92,7 @@ class GraphMLP(nn.Module):
             self.score = nn.Linear(hidden + features, 1)
         else:
             self.score = nn.Linear(2 * features, 1)
-        self.output = _perceptron((features, hidden, classes), dropout)
+        self.output = _perceptron((features, hidden, data.classes), dropout)
         self._graph: tuple[Tensor, Tensor, Tensor] | None = None  # features, edges, hops
 
     def forward(self, features: Tensor, edges: Tensor, nodes: Tensor | None = None) -> Tensor:
@@ -126,29 +126,3 @@ class GraphMLP(nn.Module):
         if known is None or known[0] is not features or known[1] is not edges:
             self._graph = known = (features, edges, hop_features(features, edges, self.hops))
         return known[2]
-
-
-def gat(data: DatasetInfo, *, hidden: int = 8, heads: int = 8, dropout: float = 0.6) -> nn.Module:
-    """The graph attention network with the sizes of its paper."""
-    return GraphAttention(data.shape[0], data.classes, hidden=hidden, heads=heads, dropout=dropout)
-
-
-def gamlp(
-    data: DatasetInfo,
-    *,
-    hidden: int = 512,
-    hops: int = 5,
-    dropout: float = 0.5,
-    attention: str = "jk",
-) -> nn.Module:
-    """The graph MLP with attention over hops; `attention` is "jk" or "recursive"."""
-    if attention not in ("jk", "recursive"):
-        raise unknown_name("the attention of gamlp", attention, ("jk", "recursive"))
-    return GraphMLP(
-        data.shape[0],
-        data.classes,
-        hidden=hidden,
-        hops=hops,
-        dropout=dropout,
-        attention=attention,
-    )

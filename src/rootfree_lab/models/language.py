@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rootfree_lab.config_reading import ConfigError
-
-if TYPE_CHECKING:
-    from rootfree_lab.models import DatasetInfo
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.models.dataset_info import DatasetInfo
 
 
 class LSTMLanguageModel(nn.Module):
-    """Embedding, stacked LSTMs, linear decoder; the state starts at zero in each sequence.
+    """The 3-layer LSTM of Merity et al. (2018): 24.2 million parameters on Penn Treebank.
 
-    With `tied` the decoder's weight is the embedding's, and the last LSTM is as wide as it.
+    Embedding, stacked LSTMs, linear decoder; the state starts at zero in each sequence. With `tied`
+    the decoder's weight is the embedding's, and the last LSTM is as wide as it.
     """
 
     def __init__(
         self,
-        vocabulary: int,
+        data: DatasetInfo,
         *,
-        embedding: int,
-        hidden: int,
-        layers: int,
-        dropout: float,
-        tied: bool,
+        embedding: int = 400,
+        hidden: int = 1150,
+        layers: int = 3,
+        dropout: float = 0.4,
+        tied: bool = True,
     ) -> None:
         super().__init__()
+        vocabulary = data.classes
         sizes = [embedding, *[hidden] * (layers - 1), embedding if tied else hidden]
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.layers = nn.ModuleList(nn.LSTM(a, b, batch_first=True) for a, b in pairwise(sizes))
@@ -89,18 +88,19 @@ class GPTBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer with rotary positions: any context length."""
+    """A small GPT with rotary positions: any context length, 10.8 million parameters on bytes."""
 
     def __init__(
-        self, vocabulary: int, *, width: int, depth: int, heads: int, dropout: float
-    ) -> None:
+        self, data: DatasetInfo, *, width: int = 384, depth: int = 6, heads: int = 6,
+        dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         if width % (2 * heads):
             raise ConfigError(f"width must be a multiple of 2·heads = {2 * heads}, got {width}")
-        self.embedding = nn.Embedding(vocabulary, width)
+        self.embedding = nn.Embedding(data.classes, width)
         self.blocks = nn.ModuleList(GPTBlock(width, heads, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head = nn.Linear(width, data.classes, bias=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
@@ -117,38 +117,11 @@ class GPT(nn.Module):
         return scores
 
 
-def lstm(
-    data: DatasetInfo,
-    *,
-    embedding: int = 400,
-    hidden: int = 1150,
-    layers: int = 3,
-    dropout: float = 0.4,
-    tied: bool = True,
-) -> nn.Module:
-    """The 3-layer LSTM of Merity et al. (2018): 24.2 million parameters on Penn Treebank."""
-    return LSTMLanguageModel(
-        data.classes,
-        embedding=embedding,
-        hidden=hidden,
-        layers=layers,
-        dropout=dropout,
-        tied=tied,
-    )
-
-
 def lstm_micro(data: DatasetInfo, *, hidden: int = 32, dropout: float = 0.0) -> nn.Module:
     """Three layers of 32 units."""
-    return lstm(data, embedding=16, hidden=hidden, dropout=dropout, tied=False)
-
-
-def gpt(
-    data: DatasetInfo, *, width: int = 384, depth: int = 6, heads: int = 6, dropout: float = 0.0
-) -> nn.Module:
-    """A small GPT: 10.8 million parameters on bytes."""
-    return GPT(data.classes, width=width, depth=depth, heads=heads, dropout=dropout)
+    return LSTMLanguageModel(data, embedding=16, hidden=hidden, dropout=dropout, tied=False)
 
 
 def gpt_micro(data: DatasetInfo, *, width: int = 32, depth: int = 2, heads: int = 2) -> nn.Module:
     """Two blocks of width 32."""
-    return gpt(data, width=width, depth=depth, heads=heads)
+    return GPT(data, width=width, depth=depth, heads=heads)

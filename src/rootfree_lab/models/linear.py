@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from torch import nn
 
-from rootfree_lab.config_reading import ConfigError
-
-if TYPE_CHECKING:
-    from rootfree_lab.models import DatasetInfo
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.models.dataset_info import DatasetInfo
 
 
 def linear(data: DatasetInfo, *, bias: bool = True) -> nn.Module:

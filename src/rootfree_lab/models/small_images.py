@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.models.dataset_info import DatasetInfo
 from rootfree_lab.torchvision_shim import make_importable
-
-if TYPE_CHECKING:
-    from rootfree_lab.models import DatasetInfo
 
 
 def small_cnn(data: DatasetInfo, *, width: int = 16) -> nn.Module:

@@ -12,16 +12,16 @@ block. In images of at most 64 pixels that would leave nothing to look at, so th
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from torch import nn
 
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.models.dataset_info import DatasetInfo
 from rootfree_lab.torchvision_shim import make_importable
-
-if TYPE_CHECKING:
-    from rootfree_lab.models import DatasetInfo
 
 _SMALL = 64  # pixels a side
 
@@ -46,11 +46,13 @@ def _sides(name: str, data: DatasetInfo, *, least: int = 1, multiple: int = 1) -
     return height, width
 
 
-def _create(name: str, **options: Any) -> Any:
+def _timm(module: str = "") -> Any:
     make_importable()
-    import timm
+    return importlib.import_module(f"timm{module}")
 
-    return timm.create_model(name, pretrained=False, **options)
+
+def _create(name: str, **options: Any) -> Any:
+    return _timm().create_model(name, pretrained=False, **options)
 
 
 def _first_convolution(data: DatasetInfo, width: int) -> nn.Conv2d:
@@ -69,33 +71,22 @@ def _resnet(model: Any, data: DatasetInfo) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def resnet18(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
-    """ResNet-18."""
-    return _resnet(_create("resnet18", **_common(data, drop_rate=drop_rate)), data)
+def _resnet_of_timm(depth: int) -> Callable[..., nn.Module]:
+    def build(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
+        return _resnet(_create(f"resnet{depth}", **_common(data, drop_rate=drop_rate)), data)
+
+    build.__name__ = f"resnet{depth}"
+    return build
 
 
-def resnet34(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
-    """ResNet-34."""
-    return _resnet(_create("resnet34", **_common(data, drop_rate=drop_rate)), data)
-
-
-def resnet50(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
-    """ResNet-50."""
-    return _resnet(_create("resnet50", **_common(data, drop_rate=drop_rate)), data)
+resnet18, resnet34, resnet50 = map(_resnet_of_timm, (18, 34, 50))
 
 
 def resnet_micro(data: DatasetInfo) -> nn.Module:
     """A ResNet with one block in each of four stages, at most 32 channels."""
-    make_importable()
-    from timm.models.resnet import BasicBlock, ResNet
-
-    model = ResNet(
-        BasicBlock,  # type: ignore[arg-type]
-        (1, 1, 1, 1),
-        channels=(8, 16, 24, 32),
-        **_common(data),
-    )
-    return _resnet(model, data)
+    timm = _timm(".models.resnet")
+    sizes = {"layers": (1, 1, 1, 1), "channels": (8, 16, 24, 32)}
+    return _resnet(timm.ResNet(timm.BasicBlock, **sizes, **_common(data)), data)
 
 
 def _vgg(model: Any, data: DatasetInfo, hidden: int, drop_rate: float | None) -> nn.Module:
@@ -118,12 +109,9 @@ def vgg16_bn(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Module:
 
 def vgg_micro(data: DatasetInfo) -> nn.Module:
     """Three convolutions with batch normalisation and a classifier of 32 units."""
-    make_importable()
-    from timm.models.vgg import VGG
-
     _sides("vgg_micro", data, least=8)
     layers = [8, "M", 16, "M", 32, "M"]
-    model: Any = VGG(layers, norm_layer=nn.BatchNorm2d, **_common(data))
+    model: Any = _timm(".models.vgg").VGG(layers, norm_layer=nn.BatchNorm2d, **_common(data))
     # The head reads as many channels as the classifier has units: 4096 in timm's constructor.
     model = _vgg(model, data, 32, None)
     model.head.fc = nn.Linear(32, data.classes)
@@ -144,10 +132,8 @@ def densenet121(data: DatasetInfo, *, drop_rate: float | None = None) -> nn.Modu
 
 def densenet_micro(data: DatasetInfo) -> nn.Module:
     """Two dense blocks of two layers that grow by 8 channels."""
-    make_importable()
-    from timm.models.densenet import DenseNet
-
-    return _densenet(DenseNet(growth_rate=8, block_config=(2, 2), **_common(data)), data)
+    kind = _timm(".models.densenet").DenseNet
+    return _densenet(kind(growth_rate=8, block_config=(2, 2), **_common(data)), data)
 
 
 # -- transformers and their kin --------------------------------------------------------------------
@@ -173,12 +159,9 @@ def _two_stages(channels: int) -> dict[str, Any]:
 
 def swin_micro(data: DatasetInfo, *, channels: int = 16) -> nn.Module:
     """Swin with two stages of two blocks, 16 and 32 channels if nothing else is said."""
-    make_importable()
-    from timm.models.swin_transformer import SwinTransformer
-
-    options = _common(data, **_swin_options("swin_micro", data))
-    model: nn.Module = SwinTransformer(drop_path_rate=0.0, **_two_stages(channels), **options)
-    return model
+    options = _common(data, **_swin_options("swin_micro", data), **_two_stages(channels))
+    kind = _timm(".models.swin_transformer").SwinTransformer
+    return kind(drop_path_rate=0.0, **options)  # type: ignore[no-any-return]
 
 
 def _gcvit(name: str, data: DatasetInfo, create: Callable[..., Any], **options: Any) -> nn.Module:
@@ -199,18 +182,14 @@ def _gcvit(name: str, data: DatasetInfo, create: Callable[..., Any], **options: 
 def gcvit_xxtiny(data: DatasetInfo, *, drop_path_rate: float | None = None) -> nn.Module:
     """GCViT-XXT."""
 
-    def create(**options: Any) -> Any:
-        return _create("gcvit_xxtiny", **options)
-
+    create = partial(_create, "gcvit_xxtiny")
     return _gcvit("gcvit_xxtiny", data, create, drop_path_rate=drop_path_rate)
 
 
 def gcvit_micro(data: DatasetInfo, *, channels: int = 16) -> nn.Module:
     """GCViT with two stages of a local and a global block, 16 and 32 channels by default."""
-    make_importable()
-    from timm.models.gcvit import GlobalContextVit
-
-    return _gcvit("gcvit_micro", data, GlobalContextVit, **_two_stages(channels))
+    kind = _timm(".models.gcvit").GlobalContextVit
+    return _gcvit("gcvit_micro", data, kind, **_two_stages(channels))
 
 
 def _focalnet(name: str, model: Any, data: DatasetInfo) -> nn.Module:
@@ -228,10 +207,7 @@ def focalnet_tiny_srf(data: DatasetInfo, *, drop_path_rate: float | None = None)
 
 def focalnet_micro(data: DatasetInfo, *, channels: int = 16) -> nn.Module:
     """FocalNet with one block in each of three stages, 16 to 64 channels by default."""
-    make_importable()
-    from timm.models.focalnet import FocalNet
-
-    model = FocalNet(
+    model = _timm(".models.focalnet").FocalNet(
         embed_dim=channels,
         depths=(1, 1, 1),
         focal_levels=(2, 2, 2),
@@ -242,33 +218,22 @@ def focalnet_micro(data: DatasetInfo, *, channels: int = 16) -> nn.Module:
     return _focalnet("focalnet_micro", model, data)
 
 
-def _vit(
-    size: str, data: DatasetInfo, patch: int | None, drop_path_rate: float | None
-) -> nn.Module:
-    patch = patch or (4 if _small(data) else 16)
-    sides = _sides(f"vit_{size}", data, least=patch, multiple=patch)
-    return _create(  # type: ignore[no-any-return]
-        f"vit_{size}_patch16_224",
-        **_common(data, img_size=sides, patch_size=patch, drop_path_rate=drop_path_rate),
-    )
+def _vit(size: str) -> Callable[..., nn.Module]:
+    """12 blocks of width 192 (tiny), 384 (small) or 768 (base)."""
+    name = f"vit_{size}"
+
+    def build(
+        data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
+    ) -> nn.Module:
+        patch = patch or (4 if _small(data) else 16)
+        sides = _sides(name, data, least=patch, multiple=patch)
+        return _create(  # type: ignore[no-any-return]
+            f"{name}_patch16_224",
+            **_common(data, img_size=sides, patch_size=patch, drop_path_rate=drop_path_rate),
+        )
+
+    build.__name__ = name
+    return build
 
 
-def vit_tiny(
-    data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
-) -> nn.Module:
-    """ViT-Ti: 12 blocks of width 192."""
-    return _vit("tiny", data, patch, drop_path_rate)
-
-
-def vit_small(
-    data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
-) -> nn.Module:
-    """ViT-S: 12 blocks of width 384."""
-    return _vit("small", data, patch, drop_path_rate)
-
-
-def vit_base(
-    data: DatasetInfo, *, patch: int | None = None, drop_path_rate: float | None = None
-) -> nn.Module:
-    """ViT-B: 12 blocks of width 768."""
-    return _vit("base", data, patch, drop_path_rate)
+vit_tiny, vit_small, vit_base = map(_vit, ("tiny", "small", "base"))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
+from rootfree_lab.models.dataset_info import DatasetInfo
 from rootfree_lab.models.selective_scan import selective_scan
-
-if TYPE_CHECKING:
-    from rootfree_lab.models import DatasetInfo
 
 _DIRECTIONS = 4
 
@@ -119,22 +116,18 @@ class PatchMerging(nn.Module):
 
 
 class VMamba(nn.Module):
-    """Patches, stages of VSS blocks with merging between them, mean, linear head."""
+    """VMamba-T: patches, stages of VSS blocks with merging between them, mean, linear head.
+
+    Patches are 4×4 pixels, 2×2 in images of at most 64.
+    """
 
     def __init__(
-        self,
-        classes: int,
-        *,
-        in_channels: int,
-        patch: int,
-        channels: int,
-        depths: tuple[int, ...],
-        states: int,
-        expand: int,
-        drop_path: float,
-    ) -> None:
+        self, data: DatasetInfo, *, channels: int = 96, depths: tuple[int, ...] = (2, 2, 9, 2),
+        states: int = 16, expand: int = 2, patch: int | None = None, drop_path: float = 0.1,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.patches = nn.Conv2d(in_channels, channels, patch, stride=patch)
+        patch = patch or (2 if max(data.shape[1:]) <= 64 else 4)
+        self.patches = nn.Conv2d(data.shape[0], channels, patch, stride=patch)
         self.patch_norm = nn.LayerNorm(channels)
         self.stages = nn.ModuleList()
         done, width = 0, channels
@@ -150,7 +143,7 @@ class VMamba(nn.Module):
                 done += 1
             self.stages.append(stage)
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, classes)
+        self.head = nn.Linear(width, data.classes)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -164,29 +157,6 @@ class VMamba(nn.Module):
         return scores
 
 
-def vmamba_tiny(
-    data: DatasetInfo,
-    *,
-    channels: int = 96,
-    depths: tuple[int, ...] = (2, 2, 9, 2),
-    states: int = 16,
-    expand: int = 2,
-    patch: int | None = None,
-    drop_path: float = 0.1,
-) -> nn.Module:
-    """VMamba-T; patches of 4×4 pixels, of 2×2 in images of at most 64."""
-    return VMamba(
-        data.classes,
-        in_channels=data.shape[0],
-        patch=patch or (2 if max(data.shape[1:]) <= 64 else 4),
-        channels=channels,
-        depths=tuple(depths),
-        states=states,
-        expand=expand,
-        drop_path=drop_path,
-    )
-
-
 def vmamba_micro(data: DatasetInfo, *, channels: int = 16, states: int = 4) -> nn.Module:
     """Two stages of one block."""
-    return vmamba_tiny(data, channels=channels, depths=(1, 1), states=states, drop_path=0.0)
+    return VMamba(data, channels=channels, depths=(1, 1), states=states, drop_path=0.0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rootfree_lab.report.experiments import Group
 from rootfree_lab.report.figures import COLUMN, short
@@ -41,37 +41,60 @@ def times(groups: Sequence[Group]) -> list[tuple[str, dict[str, float]]]:
 
 def figure(groups: Sequence[Group]) -> Figure | None:
     """One bar a group, or None where no record has times."""
-    from matplotlib.figure import Figure
-
     rows = times(groups)
     if not rows:
         return None
-    height = 0.24 * len(rows) + 0.75
-    drawing = Figure(figsize=(COLUMN, height), layout="constrained")
-    axes = drawing.subplots()
-    names = [short(label) for label, _ in rows]
-    ends = [0.0] * len(rows)
-    for part in ORDER:
-        lengths = [parts[part] if math.isfinite(parts[part]) else 0.0 for _, parts in rows]
-        name, colour = PARTS[part]
-        axes.barh(
-            range(len(rows)), lengths, left=ends, height=0.62, color=colour, label=name,
-            edgecolor=PAPER, linewidth=0.5,
-        )  # fmt: skip
-        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    drawing, axes = horizontal(
+        [short(label) for label, _ in rows], width=COLUMN, pitch=0.24, rest=0.75
+    )
+    lengths = {part: [_or_zero(parts[part]) for _, parts in rows] for part in ORDER}
+    ends = stack(axes, lengths)
     for place, ((_, parts), end) in enumerate(zip(rows, ends, strict=True)):
         own = parts["optimizer"]
         text = f"{own:.3g} of {end:.3g}" if math.isfinite(own) else f"{end:.3g}"
-        axes.annotate(
-            text, (end, place), xytext=(3, 0), textcoords="offset points", va="center",
-            fontsize=6.5, color=INK,
-        )  # fmt: skip
-    axes.set_yticks(range(len(rows)), names)
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False)  # the bars carry their numbers
-    axes.spines["left"].set_visible(False)
+        label(axes, text, end, place)
     axes.set_xlim(0, 1.3 * max(ends) if max(ends) > 0 else 1)
     axes.set_xlabel("Milliseconds per step: optimizer of total")
     drawing.legend(loc="outside upper center", ncols=4, handlelength=1, columnspacing=1.2)
     return drawing
+
+
+def _or_zero(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def horizontal(
+    names: Sequence[str], *, width: float, pitch: float, rest: float
+) -> tuple[Figure, Any]:
+    """A figure for a bar beside each name, the first on top; bars carry their numbers."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, pitch * max(len(names), 1) + rest), layout="constrained")
+    axes = figure.subplots()
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    return figure, axes
+
+
+def stack(axes: Any, lengths: Mapping[str, Sequence[float]]) -> list[float]:
+    """Draw the parts of a step on one another, the first at the axis; where the bars end."""
+    ends = [0.0] * len(next(iter(lengths.values())))
+    for part, own in lengths.items():
+        name, colour = PARTS[part]
+        axes.barh(
+            range(len(own)), own, left=ends, height=0.64, color=colour, label=name,
+            edgecolor=PAPER, linewidth=0.5,
+        )  # fmt: skip
+        ends = [end + length for end, length in zip(ends, own, strict=True)]
+    return ends
+
+
+def label(axes: Any, text: str, end: float, place: int) -> None:
+    """Write the numbers of a bar at its end."""
+    axes.annotate(
+        text, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=6.5,
+        color=INK,
+    )  # fmt: skip

@@ -11,9 +11,9 @@ import numpy as np
 
 from rootfree_lab.report.experiments import Experiment, Group
 from rootfree_lab.report.figures import COLUMN, TEXT, short
-from rootfree_lab.report.palette import MOST_DRAWN, PAPER, Style
+from rootfree_lab.report.palette import MOST_DRAWN, PAPER, Style, handles
 from rootfree_lab.report.records import AXES, METRICS, Array
-from rootfree_lab.report.statistics import Band, Series, band, median, series
+from rootfree_lab.report.statistics import Band, Series, band, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,13 +43,8 @@ def drawn(experiment: Experiment) -> list[Group]:
     """The groups that figures show: all, or the best when there are more than styles."""
     if len(experiment.groups) <= MOST_DRAWN:
         return list(experiment.groups)
-    metric = experiment.headline
-
-    def rank(group: Group) -> float:
-        value = median(run.final[metric] for run in group.finished)
-        return value if math.isfinite(value) else math.inf
-
-    best = {group.label for group in sorted(experiment.groups, key=rank)[:MOST_DRAWN]}
+    ranked = sorted(experiment.groups, key=experiment.rank)
+    best = {group.label for group in ranked[:MOST_DRAWN]}
     return [group for group in experiment.groups if group.label in best]
 
 
@@ -223,15 +218,8 @@ def grid(
                 place.set_ylabel("")
             if line + 1 < len(metrics):
                 place.set_xlabel("")
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D(
-            [], [], color=looks[g.label].colour, linestyle=looks[g.label].dash,
-            marker=looks[g.label].marker, markeredgecolor=PAPER, markeredgewidth=0.4,
-            label=short(g.label),
-        )
-        for g in groups
-    ]  # fmt: skip
-    figure.legend(handles=handles, loc="outside upper center", ncols=columns, columnspacing=1.4)
+    shown = {group.label: looks[group.label] for group in groups}
+    edge = {"markeredgecolor": PAPER, "markeredgewidth": 0.4}
+    entries = handles(shown, short, **edge)
+    figure.legend(handles=entries, loc="outside upper center", ncols=columns, columnspacing=1.4)
     return figure

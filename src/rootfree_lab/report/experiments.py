@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rootfree_lab.report.records import METRICS, Run
+from rootfree_lab.report.statistics import median
 
 # The parts of a config that decide what is computed, and the fields in them that do not.
 SECTIONS = ("data", "model", "optimizer", "schedule", "train")
@@ -66,6 +67,11 @@ class Experiment:
             if any(math.isfinite(run.final[metric]) for group in self.groups for run in group.runs):
                 return metric
         return METRICS[0]
+
+    def rank(self, group: Group) -> float:
+        """The median of the metric that decides; infinite where no run finished with one."""
+        value = median(run.final[self.headline] for run in group.finished)
+        return value if math.isfinite(value) else math.inf
 
 
 def arrange(runs: Sequence[Run]) -> tuple[list[Experiment], set[str]]:

@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rootfree_lab.durable import replace_text
+from rootfree_lab.files.durable import replace_text
 from rootfree_lab.report.experiments import settings
 from rootfree_lab.report.records import AXES, METRICS, Run, read
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from rootfree_lab.durable import replace_file
-from rootfree_lab.report.palette import GRID, INK, MUTED, PAPER, variables
+from rootfree_lab.files.durable import replace_file
+from rootfree_lab.report.palette import variables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,57 +23,17 @@ COLUMN, TEXT = 3.4, 6.8  # inches: a column of a two-column paper, and its full 
 FORMATS = ("png", "svg", "pdf")
 LONGEST = 34  # characters of a label in a figure
 
-STYLE: dict[Any, Any] = {
-    "font.size": 7.5,
-    "axes.titlesize": 8,
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.edgecolor": MUTED,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.5,
-    "ytick.minor.size": 1.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.6,
-    "legend.frameon": False,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "pdf.fonttype": 42,  # outlines that publishers accept
-    "svg.hashsalt": "rootfree",  # the same records give the same bytes
-    "text.parse_math": False,  # a dollar sign in a label is a dollar sign
-}
+STYLE = Path(__file__).with_name("paper.mplstyle")
 
 
 @contextmanager
 def style() -> Iterator[None]:
     """Draw and save inside this; nothing of the caller's matplotlib changes."""
-    import matplotlib
+    from matplotlib.style import context
 
-    with matplotlib.rc_context(), warnings.catch_warnings():
+    with context(["default", STYLE]), warnings.catch_warnings():
         # A label in a script that the font lacks shows boxes; the page has it in full.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
         yield
 
 

@@ -21,12 +21,7 @@ def reference(experiment: Experiment) -> Group | None:
     """The group of AdamW that has finished; of several, the one with the best headline metric."""
     found = [group for group in experiment.groups if group.finished]
     found = [group for group in found if group.runs[0].optimizer == REFERENCE]
-
-    def rank(group: Group) -> float:
-        value = median(run.final[experiment.headline] for run in group.finished)
-        return value if math.isfinite(value) else math.inf
-
-    return min(found, key=rank, default=None)
+    return min(found, key=experiment.rank, default=None)
 
 
 def milestone(group: Group, axis: str) -> Milestone:

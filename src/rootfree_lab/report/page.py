@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -20,38 +20,17 @@ from rootfree_lab.report.tables import columns, labels
 from rootfree_lab.report.templating import templates
 
 MOST_PROBLEMS = 10  # listed one by one
-# Outlines of markers around the centre (15, 6), by the letters that matplotlib has for them.
-OUTLINES = {
-    "o": "M15 2.5a3.5 3.5 0 1 1 0 7a3.5 3.5 0 1 1 0-7z",
-    "s": "M11.8 2.8h6.4v6.4h-6.4z",
-    "^": "M15 2l4 7.5h-8z",
-    "D": "M15 1.5l4.5 4.5l-4.5 4.5l-4.5-4.5z",
-    "v": "M15 10l4-7.5h-8z",
-    "P": "M13.6 2h2.8v2.6h2.6v2.8h-2.6v2.6h-2.8v-2.6h-2.6v-2.8h2.6z",
-    "X": "M12.5 2l2.5 2.2l2.5-2.2l1.6 1.6l-2.2 2.4l2.2 2.4l-1.6 1.6l-2.5-2.2l-2.5 2.2"
-    "l-1.6-1.6l2.2-2.4l-2.2-2.4z",
-}
 LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "’": "'", **{c: f"\\{c}" for c in "&%$#_{}"},
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Drawings:
-    """The figures of one experiment: SVG for the page, and the files beside it by stem."""
-
-    slug: str
-    panels: Mapping[str, list[Markup]]  # by axis
-    bars: Markup | None
-    files: Mapping[str, Sequence[str]]
-
-
 def page(
     title: str,
     runs: Sequence[Run],
     experiments: Sequence[Experiment],
-    drawings: Sequence[Drawings],
+    drawings: Sequence[Mapping[str, Any]],
     looks: Mapping[str, Style],
     repeated: set[str],
     problems: Sequence[str],
@@ -80,7 +59,6 @@ def page(
         runs=runs_table(runs, repeated),
         downloads=downloads,
         axis_names=AXIS_NAMES,
-        outlines=OUTLINES,
         day=palette.DAY,
         night=palette.NIGHT,
     )  # fmt: skip

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 # Okabe and Ito's colours, which people with any colour vision tell apart (without their yellow,
 # too pale for a line), and lighter ones of the same hues for a dark page.
@@ -60,6 +60,17 @@ class Style:
     @property
     def colour(self) -> str:
         return LIGHT[self.index]
+
+
+def handles(looks: Mapping[str, Style], text: Callable[[str], str] = str, **how: Any) -> list[Any]:
+    """An entry of a legend for each label."""
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], color=look.colour, marker=look.marker, label=text(label),
+               **{"linestyle": look.dash, **how})
+        for label, look in looks.items()
+    ]  # fmt: skip
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from rootfree_lab.files.appending import finite
 from rootfree_lab.report.bars import milliseconds
 from rootfree_lab.report.configuration import in_words, optimizer_settings
 from rootfree_lab.report.records import Run
@@ -34,44 +34,27 @@ NUMBERS = {"seed", "test_error", "test_loss", "train_loss", "steps", "time",
            "optimizer_ms", "memory"}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A value as it is shown, and by what it sorts (None: it stays last)."""
+def runs_table(runs: Sequence[Run], repeated: set[str]) -> dict[str, Any]:
+    """For the template: heads (key, text, whether a number), and a row for each run.
 
-    key: str
-    text: str
-    sort: str | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One run; `full` is all that is on record of it but the curve."""
-
-    entries: Sequence[Entry]
-    seed: str
-    full: str
-
-
-@dataclass(frozen=True)
-class RunsTable:
-    """Headings (key, text, whether a number) and rows."""
-
-    heads: Sequence[tuple[str, str, bool]]
-    rows: Sequence[Row]
-
-
-def runs_table(runs: Sequence[Run], repeated: set[str]) -> RunsTable:
-    """A row a run. What is the same in all of them is left to the setup of the experiment."""
+    What is the same in all runs is left to the setup of the experiment. An entry is a value as it
+    is shown, and by what it sorts (None: it stays last); `full` is all that is on record of a run
+    but the curve.
+    """
     values = [_values(run, repeated) for run in runs]
     varying = {key for key in values[0] if len({str(row[key]) for row in values}) > 1}
     if all(row["optimizer"] == row["label"] for row in values):
         varying.discard("optimizer")
     shown = [(key, heading) for key, heading, always in COLUMNS if always or key in varying]
     rows = [
-        Row([_entry(key, row[key]) for key, _ in shown], run.seed or DASH, _full(run))
+        {
+            "entries": [_entry(key, row[key]) for key, _ in shown],
+            "seed": run.seed or DASH,
+            "full": _full(run),
+        }
         for run, row in zip(runs, values, strict=True)
     ]
-    return RunsTable([(key, heading, key in NUMBERS) for key, heading in shown], rows)
+    return {"heads": [(key, heading, key in NUMBERS) for key, heading in shown], "rows": rows}
 
 
 def _values(run: Run, repeated: set[str]) -> dict[str, Value]:
@@ -93,13 +76,14 @@ def _values(run: Run, repeated: set[str]) -> dict[str, Value]:
     }
 
 
-def _entry(key: str, value: Value) -> Entry:
+def _entry(key: str, value: Value) -> dict[str, str | None]:
     if key not in NUMBERS:
-        return Entry(key, str(value), str(value))
+        return {"key": key, "text": str(value), "sort": str(value)}
     number = _float(value)
     # A diverged value is larger than any number.
     sort = None if math.isnan(number) else "Infinity" if math.isinf(number) else repr(number)
-    return Entry(key, value if isinstance(value, str) else _number(number), sort)
+    text = value if isinstance(value, str) else _number(number)
+    return {"key": key, "text": text, "sort": sort}
 
 
 def _full(run: Run) -> str:
@@ -108,8 +92,8 @@ def _full(run: Run) -> str:
         **({"failure": run.failure} if run.failure else {}),
         "config": run.config,
         "versions": run.versions,
-        "seconds": _finite(run.seconds),
-        "memory": _finite(run.memory),
+        "seconds": finite(run.seconds),
+        "memory": finite(run.memory),
     }
     return json.dumps(full, indent=2, ensure_ascii=False, default=str)
 
@@ -129,7 +113,3 @@ def _number(value: float) -> str:
     if value == int(value) and abs(value) < 1e7:
         return str(int(value))
     return f"{value:.4g}"
-
-
-def _finite(table: Mapping[str, float]) -> dict[str, float | None]:
-    return {key: value if math.isfinite(value) else None for key, value in table.items()}

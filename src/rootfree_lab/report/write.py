@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rootfree_lab.durable import replace_text
+from rootfree_lab.files.durable import replace_text
 from rootfree_lab.report import bars, curves
 from rootfree_lab.report.experiments import Experiment, arrange
 from rootfree_lab.report.export import as_csv, of_run, points
 from rootfree_lab.report.figures import inline, save, style
-from rootfree_lab.report.page import Drawings, latex, page
+from rootfree_lab.report.page import latex, page
 from rootfree_lab.report.palette import Style, styles
 from rootfree_lab.report.records import ReportError, read
 
@@ -90,7 +91,8 @@ def _files(
 
 def _drawings(
     experiment: Experiment, slug: str, looks: Mapping[str, Style], files: Sequence[Path]
-) -> Drawings:
+) -> dict[str, Any]:
+    """The figures of an experiment for the page: SVG by axis, and the files beside it by stem."""
     metrics, axes = curves.panels(experiment)
     panels = {
         axis: [
@@ -111,7 +113,7 @@ def _drawings(
     for file in files:
         stem = file.stem.removeprefix(f"{slug}-").replace("-", " ")
         by_stem.setdefault(stem, []).append(f"{FIGURES}/{file.name}")
-    return Drawings(slug, panels, drawn, by_stem)
+    return {"slug": slug, "panels": panels, "bars": drawn, "files": by_stem}
 
 
 def _slugs(experiments: Sequence[Experiment]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from rootfree_lab.records import Record
+from rootfree_lab.files.records import Record
 from rootfree_lab.search.outcomes import COMPLETED, DIED, DIVERGED, ERROR, MEMORY, PRUNED
 from rootfree_lab.search.settings import Slot
 from rootfree_lab.search.spaces import Settings
@@ -18,10 +18,16 @@ STATES = {COMPLETED: TrialState.COMPLETE, DIVERGED: TrialState.PRUNED, PRUNED: T
 
 @dataclass(frozen=True)
 class Attempt:
-    """One trial of Optuna."""
+    """One trial of Optuna, and what its process has noted of it."""
 
     trial: FrozenTrial
     slot: Slot
+    outcome: str = ""
+    message: str = ""
+    alone: bool = False  # no other trial ran beside it on its machine
+    worker: str = ""
+    beat: Any = 0  # changes while its process lives, as do its points
+    record: Record | None = None
 
     @property
     def id(self) -> int:
@@ -32,38 +38,8 @@ class Attempt:
         return not self.trial.state.is_finished()
 
     @property
-    def outcome(self) -> str:
-        return str(self._get("outcome", ""))
-
-    @property
-    def message(self) -> str:
-        return str(self._get("message", ""))
-
-    @property
-    def alone(self) -> bool:
-        """No other trial ran beside it on its machine."""
-        return bool(self._get("alone", False))
-
-    @property
-    def worker(self) -> str:
-        return str(self._get("worker", ""))
-
-    @property
-    def beat(self) -> Any:
-        """Changes while the process of the attempt lives."""
-        return self._get("beat", 0), len(self.trial.intermediate_values)
-
-    @property
-    def record(self) -> Record | None:
-        found = self._get("record", None)
-        return found if isinstance(found, dict) else None
-
-    @property
     def settings(self) -> Settings:
         return dict(self.trial.params)
-
-    def _get(self, key: str, default: Any) -> Any:
-        return self.trial.user_attrs.get(key, default)
 
 
 @dataclass(frozen=True)
@@ -121,10 +97,15 @@ class Status:
 def attempts(label: str, trials: Iterable[FrozenTrial]) -> list[Attempt]:
     """The attempts of an entry, from the trials of its study."""
     return [
-        Attempt(trial, Slot(label, trial.user_attrs["stage"], trial.user_attrs["number"]))
-        for trial in trials
-        if {"stage", "number"} <= set(trial.user_attrs)
+        Attempt(trial, Slot(label, noted["stage"], noted["number"]), **_known(noted))
+        for trial, noted in ((trial, trial.user_attrs) for trial in trials)
+        if {"stage", "number"} <= noted.keys()
     ]
+
+
+def _known(noted: Mapping[str, Any]) -> dict[str, Any]:
+    names = [each.name for each in fields(Attempt)[2:]]
+    return {name: noted[name] for name in names if name in noted}
 
 
 def best(statuses: Sequence[Status], stage: int | None = None) -> Status | None:

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.search.storage import open_storage
 
 HOST = "127.0.0.1"

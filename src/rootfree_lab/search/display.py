@@ -11,12 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from rootfree_lab.progress import describe_point, plain_lines
 from rootfree_lab.search.attempts import Status, best
 from rootfree_lab.search.ledger import Claim, Ledger
 from rootfree_lab.search.outcomes import DIVERGED, PRUNED
 from rootfree_lab.search.ranges import Plain
 from rootfree_lab.search.trials import Told
+from rootfree_lab.training.watching.progress import describe_point, plain_lines
 
 
 class Display:
@@ -43,7 +43,6 @@ class Display:
             self._live.stop()
 
     def __call__(self, claim: Claim, kind: str, content: Any) -> None:
-        """Show what a trial does."""
         name = claim.slot.name
         if kind in ("began", "point"):
             self._running[claim.trial] = f"{name} · {_progress(content)}"

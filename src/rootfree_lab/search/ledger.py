@@ -23,9 +23,10 @@ from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import TrialState, create_trial
 
-from rootfree_lab.checkpoints import differences
-from rootfree_lab.config import Config
-from rootfree_lab.records import Record, finite
+from rootfree_lab.config.settings import Config
+from rootfree_lab.files.appending import finite
+from rootfree_lab.files.checkpoints import differences
+from rootfree_lab.files.records import Record
 from rootfree_lab.search import liveness, outcomes
 from rootfree_lab.search.attempts import STATES, Attempt, Status, attempts, best
 from rootfree_lab.search.ranges import Choice, Range
@@ -116,7 +117,6 @@ class Ledger:
         }
 
     def finished(self) -> bool:
-        """Whether every trial of every entry has ended."""
         return all(s.ended for label in self.entries for s in self.statuses(label))
 
     # -- claiming --------------------------------------------------------------------------
@@ -179,9 +179,10 @@ class Ledger:
             return True
         # Of another machine; or another process has its number since the machine began anew.
         now = time.monotonic()
-        beat, since = self._seen.get(attempt.id, (None, now))
-        if beat != attempt.beat:
-            self._seen[attempt.id] = (attempt.beat, now)
+        sign = attempt.beat, len(attempt.trial.intermediate_values)
+        seen, since = self._seen.get(attempt.id, (None, now))
+        if seen != sign:
+            self._seen[attempt.id] = (sign, now)
             return False
         return now - since > STALE
 
@@ -230,7 +231,6 @@ class Ledger:
         return True
 
     def fail(self, claim: Claim, outcome: str, message: str) -> None:
-        """Note that an attempt came to nothing."""
         self._close(claim.trial, outcome, message)
         self.claims.pop(claim.trial, None)
 

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rootfree_lab.durable import NotWritten
-from rootfree_lab.records import append_missing
+from rootfree_lab.files.durable import NotWritten
+from rootfree_lab.files.records import append_missing
+from rootfree_lab.processes.side_by_side import Event, Pool
+from rootfree_lab.processes.stopping import Interrupted, StopSignals
 from rootfree_lab.search.ledger import Claim, Ledger
 from rootfree_lab.search.outcomes import DIED, FULL, INTERRUPTED, MEMORY
 from rootfree_lab.search.storage import patiently
 from rootfree_lab.search.trials import Task, Told, carry_out
-from rootfree_lab.side_by_side import Event, Pool
-from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import records_path
+from rootfree_lab.training.run import records_path
 
 _BEAT = 30.0  # seconds between signs of life
 _LOOK = 1.0  # seconds between looks at the signals

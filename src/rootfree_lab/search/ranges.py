@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, unknown_name
 
 SCALES = ("log", "linear", "complement")
 _DIGITS = 4  # of a proposed value: what a person would write down
@@ -43,13 +43,11 @@ class Range:
         return Range(self._inside(min(low, best)), self._inside(max(high, best)), self.scale)
 
     def as_table(self) -> Any:
-        """As TOML has it."""
         if self.scale == "log":
             return [self.low, self.high]
         return {"low": self.low, "high": self.high, "scale": self.scale}
 
     def ends(self) -> tuple[Plain, ...]:
-        """The values that a check has to try."""
         return (self.low, self.high)
 
     def _to(self, x: float) -> float:
@@ -86,11 +84,9 @@ class Choice:
         return Choice((best,))
 
     def as_table(self) -> Any:
-        """As TOML has it."""
         return {"choices": list(self.values)}
 
     def ends(self) -> tuple[Plain, ...]:
-        """The values that a check has to try."""
         return self.values
 
 

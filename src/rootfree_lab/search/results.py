@@ -6,13 +6,13 @@ import copy
 from collections.abc import Mapping
 from pathlib import Path
 
-from rootfree_lab.config_reading import Table
-from rootfree_lab.records import append_missing
+from rootfree_lab.config.reading import Table
+from rootfree_lab.files.records import append_missing
+from rootfree_lab.files.toml_writing import write_toml
 from rootfree_lab.search.attempts import Status, best
 from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.spaces import FIXED, Settings, as_table, default_space, with_settings
-from rootfree_lab.toml_writing import write_toml
-from rootfree_lab.training import records_path, sweep
+from rootfree_lab.training.run import records_path, sweep
 
 BEST = "best.toml"
 

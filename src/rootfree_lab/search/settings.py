@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from rootfree_lab import optimizers, session
-from rootfree_lab.config import Config, OptimizerConfig
-from rootfree_lab.config_files import load_config, read_tables
-from rootfree_lab.config_reading import ConfigError, Table, build, plain_options, unknown_name
+from rootfree_lab import optimizers
+from rootfree_lab.config.files import load_config, read_tables
+from rootfree_lab.config.reading import ConfigError, Table, build, plain_options, unknown_name
+from rootfree_lab.config.settings import Config, OptimizerConfig, at_least, in_unit_interval, one_of
 from rootfree_lab.search.spaces import Settings, Space, as_table, propose, space_of, with_settings
+from rootfree_lab.training import checking
 
 MEASURES = ("auto", "test_error", "test_loss", "train_loss")
 DRAWS = ("stratified", "independent")
@@ -49,15 +50,10 @@ class SearchConfig:
                 f"trials must be two counts, at least 1 in the wide stage and 0 in the narrowed "
                 f"one, got {list(self.trials)}"
             )
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
-        if self.measure not in MEASURES:
-            raise unknown_name("the value of search.measure", self.measure, MEASURES)
-        if self.draws not in DRAWS:
-            raise unknown_name("the value of search.draws", self.draws, DRAWS)
-        for name in ("prune_after", "prune_worst"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)!r}")
+        at_least(0, seed=self.seed)
+        one_of("search.measure", self.measure, MEASURES)
+        one_of("search.draws", self.draws, DRAWS)
+        in_unit_interval(prune_after=self.prune_after, prune_worst=self.prune_worst)
         if not 0 < self.narrow <= 1:
             raise ValueError(f"narrow must be in (0, 1], got {self.narrow!r}")
 
@@ -100,7 +96,6 @@ class Entry:
         )
 
     def trial(self, slot: Slot, settings: Settings) -> Config:
-        """The run of a trial."""
         options = with_settings(self.config.optimizer.options, settings)
         optimizer = OptimizerConfig(self.config.optimizer.name, options)
         return replace(self.config, label=slot.name, optimizer=optimizer)
@@ -153,8 +148,8 @@ def _space(config: Config, search: SearchConfig) -> Space:
 def check(entries: Sequence[Entry]) -> None:
     """Raise what would stop a trial later: missing data, unknown settings, values out of range."""
     for entry in entries:
-        session.check(entry.config)
-        if entry.search.measure == "test_error" and not session.classifies(entry.config):
+        checking.check(entry.config)
+        if entry.search.measure == "test_error" and not checking.classifies(entry.config):
             raise ConfigError(
                 f"search.measure must not be 'test_error' for {entry.config.data.name}: its runs "
                 "have none"

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from importlib.resources import as_file, files
 from typing import Any
 
-from rootfree_lab.config_reading import ConfigError, Table, read_toml, unknown_name
+from rootfree_lab.config.reading import ConfigError, Table, read_toml, unknown_name
 from rootfree_lab.search.ranges import Choice, Plain, Range, parse
 
 #: Name of a setting -> what it may be. `companion_options.lr` is a setting inside a table.

@@ -14,9 +14,9 @@ from filelock import Timeout
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 
-from rootfree_lab.appending import append_lines
-from rootfree_lab.config_reading import ConfigError
-from rootfree_lab.durable import NotWritten
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.files.appending import append_lines
+from rootfree_lab.files.durable import NotWritten
 
 _PATIENCE = 60.0  # seconds for which another process may hold the storage
 _DELAYS = (1, 2, 4, 8, 16, 32)  # seconds between attempts

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootfree_lab import checkpoints
-from rootfree_lab.checkpoints import CheckpointError
-from rootfree_lab.config import Config
-from rootfree_lab.durable import NotWritten
-from rootfree_lab.measures import is_out_of_memory
-from rootfree_lab.progress import Watcher
-from rootfree_lab.records import Record
+from rootfree_lab.config.settings import Config
+from rootfree_lab.files import checkpoints
+from rootfree_lab.files.durable import NotWritten
+from rootfree_lab.files.records import Record
+from rootfree_lab.processes.side_by_side import Channel
+from rootfree_lab.processes.stopping import Interrupted, StopSignals
 from rootfree_lab.search.outcomes import ERROR, FULL, INTERRUPTED, MEMORY, PRUNED
-from rootfree_lab.session import Point, Session
-from rootfree_lab.side_by_side import Channel
-from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import train
+from rootfree_lab.training.run import train_or_resume
+from rootfree_lab.training.session import Point, Session
+from rootfree_lab.training.watching.measures import is_out_of_memory
+from rootfree_lab.training.watching.progress import Watcher
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,7 @@ def carry_out(task: Task, channel: Channel) -> Outcome:
 
     with StopSignals() as stop:
         try:
-            try:
-                train(config, out=out, resume=True, stop=stop, watchers=[teller], keep=keep)
-            except CheckpointError:  # of other settings, or of an optimizer without resumption
-                train(config, out=out, resume=False, stop=stop, watchers=[teller], keep=keep)
+            train_or_resume(config, out=out, stop=stop, watchers=[teller], keep=keep)
         except GivenUp as given_up:
             if teller.pruned is None:
                 return Outcome(INTERRUPTED, str(given_up))

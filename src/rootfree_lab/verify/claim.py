@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ class Measured:
 
 
 Measure = Callable[[torch.Generator], Measured]
+Measuring = TypeVar("Measuring", bound=Callable[..., Measured])
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,21 @@ class Claim:
     name: str
     sentence: str
     measure: Measure
+
+
+#: Claims by the module whose functions measure them.
+REGISTERED: dict[str, list[Claim]] = {}
+
+
+def claim(name: str, sentence: str, **options: Any) -> Callable[[Measuring], Measuring]:
+    """Make a claim of the function that measures it; `options` are further arguments of it."""
+
+    def register(measure: Measuring) -> Measuring:
+        claims = REGISTERED.setdefault(measure.__module__, [])
+        claims.append(Claim(name, sentence, partial(measure, **options)))
+        return measure
+
+    return register
 
 
 def below(figure: float, limit: float, detail: str) -> Measured:
@@ -49,24 +67,3 @@ def relative_difference(x: Tensor, y: Tensor) -> float:
 def largest(differences: Iterable[float]) -> float:
     """The largest one; not a number if any is not (Python's max would pass over it)."""
     return torch.tensor(list(differences), dtype=torch.float64).max().item()
-
-
-def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    """Standard normal numbers in float64."""
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def mixing(generator: torch.Generator, *shape: int) -> Tensor:
-    """Square matrices (..., d, d) that are far from symmetric, with singular values from ½ to 2.
-
-    Bounded conditioning: rounding, and with it the bars, does not depend on the draw.
-    """
-    values = torch.logspace(-1, 1, shape[-1], base=2, dtype=torch.float64)
-    left, right = rotation(generator, *shape), rotation(generator, *shape)
-    return left @ values.diag() @ right
-
-
-def rotation(generator: torch.Generator, *shape: int) -> Tensor:
-    """Random orthogonal matrices (..., d, d)."""
-    Q: Tensor = torch.linalg.qr(normal(generator, *shape)).Q
-    return Q

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rootfree.rules import full_matrix
-from rootfree_lab.verify.claim import Measured, below, largest, mixing, normal
+from rootfree_lab.verify.claim import Measured, below, claim, largest
+from rootfree_lab.verify.draws import mixing, normal
 
 GAMMAS = (0.0, 0.5, 1.0)
 EQUAL = 1e-12  # some ten products of 1e-16 each, conditioning 16; of 40 seeds the worst gave 2e-15
@@ -22,6 +23,10 @@ def _draws(generator: torch.Generator, b: int, d: int) -> tuple[Tensor, Tensor, 
     return A, X + X.mT, beta2
 
 
+@claim(
+    "positive-definite",
+    "The covariance form keeps S⁻¹ positive definite for any β₂ (at least half the old one).",
+)
 def positive_definite(generator: torch.Generator) -> Measured:
     """The smallest eigenvalue of the new S⁻¹ in the frame of the old one, where that is I."""
     draws, d = 20_000, 3
@@ -44,6 +49,7 @@ def positive_definite(generator: torch.Generator) -> Measured:
     )
 
 
+@claim("covariance-square", "The covariance form is ½A[I + (I-β₂N)(I-β₂N)ᵀ]Aᵀ, N = AᵀHA - γI.")
 def square(generator: torch.Generator) -> Measured:
     """Rule 4 against the square that it is."""
     eye = torch.eye(4, dtype=torch.float64)
@@ -57,6 +63,7 @@ def square(generator: torch.Generator) -> Measured:
     return below(largest(differences), EQUAL, "600 draws, β₂ to 10, H of either sign")
 
 
+@claim("covariance-rank-one", "The covariance form in O(d²) for H = B·ggᵀ is the general one.")
 def rank_one(generator: torch.Generator) -> Measured:
     """The form of rule 4 for H = B·ggᵀ, in O(d²), against the general one."""
     B = 7

@@ -7,12 +7,17 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rootfree_lab.verify.claim import Measured, largest, normal, relative_difference
-from rootfree_lab.verify.methods import RF_RMSPROP
+from rootfree_lab.verify.claim import Measured, claim, largest, relative_difference
+from rootfree_lab.verify.draws import normal
+from rootfree_lab.verify.methods import RF_RMSPROP, walk
 
 EQUAL = 1e-12
 
 
+@claim(
+    "bounded-direction",
+    "RF-RMSProp: the direction stays bounded when the gradient vanishes, or explodes.",
+)
 def bounded(generator: torch.Generator) -> Measured:
     """g/s with s = (1-β₂) + β₂g², for g from 1e-8 to 1e8: at most 1/(2√(β₂(1-β₂))).
 
@@ -35,11 +40,14 @@ def _direction(g: Tensor, beta2: float) -> Tensor:
     p = nn.Parameter(torch.zeros_like(g))
     options = {"precond_lr": beta2, "momentum": 0.0, "damping": 0.0}
     optimizer = RF_RMSPROP.build([p], lr=1.0, batch_size=1, **options)
-    p.grad = g.clone()
-    optimizer.step()
+    walk(optimizer, p, [g])
     return -p.detach()
 
 
+@claim(
+    "root-scale",
+    "With the root, directions do not depend on the loss's scale, but s is then no curvature.",
+)
 def root_and_scale(generator: torch.Generator) -> Measured:
     """The exponent with which s grows when the loss is multiplied by c: a curvature's is one.
 
@@ -69,20 +77,12 @@ def _exponent(large: Tensor, small: Tensor, c: float) -> float:
 def _rmsprop(grads: list[Tensor]) -> tuple[Tensor, Tensor]:
     p = nn.Parameter(torch.zeros_like(grads[0]))
     optimizer = torch.optim.RMSprop([p], lr=1.0, eps=0.0)
-    for g in grads:
-        p.grad = g
-        optimizer.step()
-    return p.detach(), optimizer.state[p]["square_avg"]
+    return p.detach(), walk(optimizer, p, grads)["square_avg"]
 
 
 def _root_free(grads: list[Tensor], B: int) -> Tensor:
     """s of RF-RMSProp from S₀ ∝ the scale: it starts at zero here, which scales alike."""
     p = nn.Parameter(torch.zeros_like(grads[0]))
     optimizer = RF_RMSPROP.build([p], batch_size=B, precond_lr=0.1)
-    state = optimizer.state[p]
-    state["preconditioner"].zero_()
-    for g in grads:
-        p.grad = g
-        optimizer.step()
-    kept: Tensor = state["preconditioner"]
-    return kept
+    optimizer.state[p]["preconditioner"].zero_()
+    return walk(optimizer, p, grads)["preconditioner"]

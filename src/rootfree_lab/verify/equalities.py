@@ -8,14 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rootfree_lab.verify.claim import (
-    Measured,
-    below,
-    largest,
-    mixing,
-    normal,
-    relative_difference,
-)
+from rootfree_lab.verify.claim import Measured, below, claim, largest, relative_difference
+from rootfree_lab.verify.draws import mixing, normal
 from rootfree_lab.verify.methods import (
     IF_FACTOR,
     IF_SHAMPOO,
@@ -32,6 +26,7 @@ STEPS = 12
 EQUAL = 1e-12
 
 
+@claim("woodbury", "The rank-one formula gives the inverse of S.")
 def woodbury(generator: torch.Generator) -> Measured:
     """The rank-one formula along a run against the inverse of the S that it stands for."""
     d, B, beta2 = 12, 7, 0.1
@@ -50,6 +45,7 @@ def woodbury(generator: torch.Generator) -> Measured:
     return below(largest(differences), EQUAL, f"d = {d}, {STEPS} steps, γ = 0 and 1")
 
 
+@claim("one-factor", "IF-Shampoo with one factor is the factor form of the full-matrix method.")
 def one_factor(generator: torch.Generator) -> Measured:
     """Method 7 on a vector and method 5, both against method 5 written out with matrices."""
     d, B, lam, gamma, beta2, lr = 6, 7, 0.2, 0.3, 0.2, 0.1
@@ -78,6 +74,7 @@ def one_factor(generator: torch.Generator) -> Measured:
     return below(largest(differences), EQUAL, f"d = {d}, {STEPS} steps, with damping")
 
 
+@claim("one-axis", "RF-Shampoo with one axis is the full-matrix method.")
 def one_axis(generator: torch.Generator) -> Measured:
     """Method 6 on a vector against method 3, along a run."""
     differences: list[float] = []
@@ -100,6 +97,7 @@ def one_axis(generator: torch.Generator) -> Measured:
     return below(largest(differences), EQUAL, f"d = 6, {STEPS} steps, with damping and without")
 
 
+@claim("batched-blocks", "b blocks in one batched call are b separate calls.")
 def batched_blocks(generator: torch.Generator) -> Measured:
     """Four blocks in one call, as parameters and cut from one, against an optimizer for each."""
     differences: list[float] = []

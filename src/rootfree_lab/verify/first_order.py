@@ -16,14 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rootfree_lab.verify.claim import Measured, largest, mixing, normal, relative_difference
+from rootfree_lab.verify.claim import Measured, claim, largest, relative_difference
+from rootfree_lab.verify.draws import mixing, normal
 from rootfree_lab.verify.methods import (
+    IF_COVARIANCE,
     IF_FACTOR,
     IF_SHAMPOO,
     MATRIX,
+    RF_FULL,
+    RF_SHAMPOO,
     VECTOR,
     Method,
     inverses,
+    walk,
 )
 
 # Small enough for the leading term, large enough to stand clear of rounding: 1e-10·C against 1e-15.
@@ -34,22 +39,12 @@ STEPS = 3
 B, DAMPING = 7, 0.3
 
 
-def move_factor_exactly(K: Tensor, m: Tensor, *, beta2: float) -> Tensor:
-    """K exp(-β₂ m) for dense K and m (b, d, d); the rule's K (I - β₂ m) is its truncation."""
-    moved: Tensor = K @ torch.linalg.matrix_exp(-beta2 * m)
-    return moved
-
-
 def preconditioner(
     method: Method, As: list[Tensor], gradients: list[Tensor], **options: Any
 ) -> list[Tensor]:
     """Sₙ⁻¹ of every axis after these gradients, from S₀ = ⊗ AₙᵀAₙ."""
     p = nn.Parameter(torch.zeros_like(gradients[0]))
-    optimizer = method.make(p, As, lr=0.0, batch_size=B, **options)
-    for g in gradients:
-        p.grad = g.clone()
-        optimizer.step()
-    return inverses(optimizer.state[p])
+    return inverses(walk(method.make(p, As, lr=0.0, batch_size=B, **options), p, gradients))
 
 
 def same_to_first_order(generator: torch.Generator, *, method: Method, exact: Method) -> Measured:
@@ -71,6 +66,16 @@ def same_to_first_order(generator: torch.Generator, *, method: Method, exact: Me
     return slope_two(curves)
 
 
+for _method, _exact in (
+    (IF_COVARIANCE, RF_FULL), (IF_FACTOR, RF_FULL), (IF_SHAMPOO, RF_SHAMPOO),
+):  # fmt: skip
+    _sentence = f"{_method.name} is {_exact.name} to first order in β₂."
+    claim(f"first-order-{_method.short}", _sentence, method=_method, exact=_exact)(
+        same_to_first_order
+    )
+
+
+@claim("truncation", "K(I - β₂m) is K·exp(-β₂m) to first order in β₂.")
 def truncation(generator: torch.Generator) -> Measured:
     """K(I - β₂h), what the library does, against K·exp(-β₂h), with one axis and with two."""
 
@@ -79,7 +84,7 @@ def truncation(generator: torch.Generator) -> Measured:
         found = preconditioner(method, As, [G], **options)
         Ks = [torch.linalg.inv(A) for A in As]
         hs = tangents(Ks, G)
-        moved = [move_factor_exactly(K, h, beta2=beta2) for K, h in zip(Ks, hs, strict=True)]
+        moved = [K @ torch.matrix_exp(-beta2 * h) for K, h in zip(Ks, hs, strict=True)]
         return largest(map(relative_difference, found, [K @ K.mT for K in moved]))
 
     curves = []

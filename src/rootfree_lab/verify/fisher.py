@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from rootfree.curvature import OuterProducts
-from rootfree_lab.verify.claim import Measured, below, normal, relative_difference
+from rootfree_lab.verify.claim import Measured, below, claim, relative_difference
+from rootfree_lab.verify.draws import normal
 
 # The standard error of the estimates is then about 0.1 %: a B that is off by 1 % shows.
 DRAWS = 400_000
@@ -34,7 +35,6 @@ class Logistic:
 
     @classmethod
     def draw(cls, generator: torch.Generator, *, N: int, d: int) -> Logistic:
-        """Features and weights at random."""
         x, w = normal(generator, N, d), normal(generator, d)
         return cls(x, torch.sigmoid(x @ w))
 
@@ -60,6 +60,10 @@ def curvature(g: Tensor, B: int) -> Tensor:
     return H
 
 
+@claim(
+    "fisher-joint",
+    "The expectation of B·ḡḡᵀ over labels of the model and mini-batches is F/N, exactly.",
+)
 def joint(generator: torch.Generator) -> Measured:
     """The expectation summed over all mini-batches and all labels: no sampling error."""
     N, B = 6, 3
@@ -76,6 +80,10 @@ def joint(generator: torch.Generator) -> Measured:
     return below(relative_difference(expected, model.fisher), 1e-13, detail)
 
 
+@claim(
+    "fisher-monte-carlo",
+    "B·ḡḡᵀ of drawn mini-batches with drawn labels is an unbiased estimate of F/N.",
+)
 def monte_carlo(generator: torch.Generator) -> Measured:
     """Mini-batches and labels drawn: the mean of tr(F⁻¹H)/d is one, and every entry of H is F's."""
     B = 8
@@ -101,6 +109,10 @@ def monte_carlo(generator: torch.Generator) -> Measured:
     )
 
 
+@claim(
+    "fisher-cross-terms",
+    "Cross terms vanish in expectation with labels from the model, and only then.",
+)
 def cross_terms(generator: torch.Generator) -> Measured:
     """B·ḡḡᵀ - (1/B)Σgᵢgᵢᵀ, the share of pairs i ≠ j, vanishes with labels from the model alone."""
     B = 8
@@ -126,6 +138,10 @@ def cross_terms(generator: torch.Generator) -> Measured:
     )
 
 
+@claim(
+    "fisher-rank",
+    "B·ḡḡᵀ has rank one; the standard empirical Fisher matrix, of as many terms, has not.",
+)
 def rank(generator: torch.Generator) -> Measured:
     """The rank of B·ḡḡᵀ, and of the standard empirical Fisher matrix of the same mini-batch."""
     B = 8

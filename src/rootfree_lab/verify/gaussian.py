@@ -20,14 +20,8 @@ from torch.func import jacrev, vmap
 
 import rootfree
 from rootfree.structures import Structure, make_structure
-from rootfree_lab.verify.claim import (
-    Measured,
-    below,
-    largest,
-    mixing,
-    normal,
-    relative_difference,
-)
+from rootfree_lab.verify.claim import Measured, below, claim, largest, relative_difference
+from rootfree_lab.verify.draws import mixing, normal
 from rootfree_lab.verify.methods import (
     IF_SHAMPOO,
     MATRIX,
@@ -36,10 +30,12 @@ from rootfree_lab.verify.methods import (
     TENSOR,
     Constant,
     inverses,
+    walk,
 )
 
 EQUAL = 1e-11  # systems of up to 16 equations, conditioning to 1e3
 BETA = 0.1
+STEP: dict[str, Any] = {"precond_lr": BETA, "damping": 0.0, "batch_size": 1}
 STRUCTURES = (
     "dense", "diagonal", "block_diagonal:2", "lower_triangular", "upper_triangular",
     "hierarchical:2", "lower_toeplitz", "upper_toeplitz",
@@ -75,6 +71,10 @@ def _drawn(generator: torch.Generator, d: int) -> tuple[Callable[[Tensor], Tenso
     return _quartic(generator, d), normal(generator, d), A @ A.mT
 
 
+@claim(
+    "gaussian-identities",
+    "∂E ℓ/∂μ = E ∇ℓ and 2·∂E ℓ/∂S⁻¹ = E ∇²ℓ over a Gaussian with covariance S⁻¹.",
+)
 def identities(generator: torch.Generator) -> Measured:
     """∂E ℓ/∂μ = E ∇ℓ and 2 ∂E ℓ/∂S⁻¹ = E ∇²ℓ."""
     loss, mu, cov = _drawn(generator, 3)
@@ -87,6 +87,10 @@ def identities(generator: torch.Generator) -> Measured:
     return below(largest(relative_difference(*pair) for pair in pairs), EQUAL, "ℓ of degree 4")
 
 
+@claim(
+    "gaussian-step",
+    "RF full matrix: a step of S is one of natural-gradient descent over the Gaussian.",
+)
 def full_step(generator: torch.Generator) -> Measured:
     """RF full with H = E ∇²ℓ: one step of S is one of natural-gradient descent on 𝓛."""
     d, differences = 3, []
@@ -102,16 +106,8 @@ def full_step(generator: torch.Generator) -> Measured:
         H = 2 * jacrev(_expected, argnums=2)(loss, mu, cov)
         p = nn.Parameter(mu.clone())
         start = [torch.linalg.cholesky(S).mT]
-        options: dict[str, Any] = {
-            "precond_lr": BETA,
-            "gamma": gamma,
-            "damping": 0.0,
-            "batch_size": 1,
-        }
-        optimizer = RF_FULL.make(p, start, curvature=Constant(H, (d,)), **options)
-        p.grad = torch.ones_like(p)
-        optimizer.step()
-        (found,) = inverses(optimizer.state[p])
+        optimizer = RF_FULL.make(p, start, curvature=Constant(H, (d,)), gamma=gamma, **STEP)
+        (found,) = inverses(walk(optimizer, p, [torch.ones_like(p)]))
         differences.append(relative_difference(torch.linalg.inv(found), S - BETA * step))
     return below(largest(differences), EQUAL, "γ = 0 and 1, ℓ of degree 4, d = 3")
 
@@ -121,6 +117,10 @@ def _divergence(S: Tensor, cov: Tensor) -> Tensor:
     return (torch.trace(S @ cov) - torch.logdet(S)) / 2
 
 
+@claim(
+    "gaussian-blocks",
+    "S = S_C ⊗ S_K: Fisher's matrix is singular, its blocks are -d/2·∂S_C⁻¹/∂S_C and alike.",
+)
 def fisher_blocks(generator: torch.Generator) -> Measured:
     """Fisher's matrix of S = S_C ⊗ S_K: its blocks, and the direction in which it is singular."""
     p, d = 2, 3
@@ -145,6 +145,7 @@ def fisher_blocks(generator: torch.Generator) -> Measured:
     return below(largest(differences), EQUAL, "F_CC, F_KK, and F·(S_C, -S_K) = 0")
 
 
+@claim("gaussian-local", "The local coordinates C·exp(η/√2d) are orthonormal.")
 def local_coordinates(generator: torch.Generator) -> Measured:
     """Fisher's matrix of η in C = C₀·exp(η/√2d), symmetric η, at the origin against I."""
     differences = []
@@ -199,6 +200,7 @@ def _curvatures(
     ]
 
 
+@claim("chain-rule", "RF-Shampoo: any H is projected on its factors by the chain rule.")
 def chain_rule(generator: torch.Generator) -> Measured:
     """RF-Shampoo: Sₙ + β₂/D₋ₙ·∂tr(S⁻¹M)/∂Sₙ⁻¹ with M = H - γS, for every form of H."""
     differences = []
@@ -213,12 +215,9 @@ def chain_rule(generator: torch.Generator) -> Measured:
                 S + BETA * len(S) / M.shape[0] * slope for S, slope in zip(Ss, slopes, strict=True)
             ]
             p = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
-            optimizer = RF_SHAMPOO.make(
-                p, As, curvature=Constant(H), precond_lr=BETA, gamma=1.0, damping=0.0, batch_size=1
-            )
-            p.grad = torch.ones_like(p)
-            optimizer.step()
-            found = [torch.linalg.inv(X) for X in inverses(optimizer.state[p])]
+            optimizer = RF_SHAMPOO.make(p, As, curvature=Constant(H), gamma=1.0, **STEP)
+            state = walk(optimizer, p, [torch.ones_like(p)])
+            found = [torch.linalg.inv(X) for X in inverses(state)]
             differences.append(
                 relative_difference(reduce(torch.kron, found), reduce(torch.kron, wanted))
             )
@@ -230,6 +229,10 @@ def _slopes(f: Callable[..., Tensor], Xs: Sequence[Tensor]) -> tuple[Tensor, ...
     return jacrev(f, argnums=tuple(range(len(Xs))))(*Xs)  # type: ignore[no-any-return]
 
 
+@claim(
+    "chain-rule-structures",
+    "IF-Shampoo: a step of a factor of any structure is one of natural-gradient descent.",
+)
 def structured_step(generator: torch.Generator) -> Measured:
     """IF-Shampoo with factors of any structure: one step is one of natural-gradient descent.
 
@@ -260,15 +263,13 @@ def structured_step(generator: torch.Generator) -> Measured:
             step = torch.linalg.pinv(_fisher(covariance, len(basis)), hermitian=True) @ slope
             moved.append(Ks[n] - BETA * Ks[n] @ torch.einsum("k,kij->ij", step, basis))
         p = nn.Parameter(torch.zeros(MATRIX, dtype=M.dtype))
+        curvature = Constant(H)
         optimizer = IF_SHAMPOO.build(
-            [p], structure=name, curvature=Constant(H), precond_lr=BETA, gamma=1.0, damping=0.0,
-            factor_norm=None, batch_size=1,
-        )  # fmt: skip
+            [p], structure=name, curvature=curvature, gamma=1.0, factor_norm=None, **STEP
+        )
         for n, K in enumerate(packed):
             optimizer.state[p][f"block0.factor{n}"].copy_(K)
-        p.grad = torch.ones_like(p)
-        optimizer.step()
-        state = optimizer.state[p]
+        state = walk(optimizer, p, [torch.ones_like(p)])
         new = [s.unpack(state[f"block0.factor{n}"])[0] for n, s in enumerate(structures)]
         differences.append(relative_difference(_covariance(new), _covariance(moved)))
     return below(largest(differences), EQUAL, f"{len(STRUCTURES)} structures, H not of their form")

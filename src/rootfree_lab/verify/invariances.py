@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rootfree_lab.verify.claim import Measured, above, below, largest, mixing, normal, rotation
+from rootfree_lab.verify.claim import Measured, above, below, claim, largest
+from rootfree_lab.verify.draws import mixing, normal, rotation
 from rootfree_lab.verify.methods import (
+    DIAGONAL,
     IF_SHAMPOO,
     MATRIX,
-    RF_ADAGRAD,
+    MATRIX_METHODS,
     RF_RMSPROP,
     RF_SHAMPOO,
     Method,
@@ -38,7 +40,7 @@ STEPS = 12
 EQUAL = 1e-12
 DIFFERENT = 1e-2
 
-DIAGONAL = (RF_RMSPROP, RF_ADAGRAD)
+METHODS = (*DIAGONAL, *MATRIX_METHODS)
 
 STEP: dict[str, Any] = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.02, "precond_lr": 0.05}
 
@@ -52,7 +54,6 @@ class Regression:
 
     @classmethod
     def draw(cls, generator: torch.Generator) -> Regression:
-        """Features and labels at random."""
         X, signs = normal(generator, TERMS, 4), normal(generator, TERMS, 3).sign()
         return cls(X, signs)
 
@@ -61,11 +62,9 @@ class Regression:
         return nn.functional.softplus(-self.signs * (self.X @ w.reshape(3, 4).mT)).sum(1)
 
     def average(self, w: Tensor) -> Tensor:
-        """The averaged loss."""
         return self.terms(w).mean()
 
     def total(self, w: Tensor) -> Tensor:
-        """The summed loss."""
         return self.terms(w).sum()
 
 
@@ -129,6 +128,15 @@ def scale(generator: torch.Generator, *, method: Method) -> Measured:
     return below(largest(differences), EQUAL, f"B = {TERMS} averaged against summed, {STEPS} steps")
 
 
+for _method in METHODS:
+    _sentence = f"{_method.name}: averaged and summed losses give one trajectory."
+    claim(f"scale-{_method.short}", _sentence, method=_method)(scale)
+
+
+@claim(
+    "scale-from-gradient",
+    "IF-Shampoo started from the gradient's size: the same, with nothing to set.",
+)
 def scale_from_the_gradient(generator: torch.Generator) -> Measured:
     """With init_scale="gradient" the start scales by itself."""
     problem = Regression.draw(generator)
@@ -146,11 +154,15 @@ def scale_from_the_gradient(generator: torch.Generator) -> Measured:
     return below(largest(differences), EQUAL, "nothing but B and λ differs")
 
 
-def needs_batch_size(generator: torch.Generator, *, methods: Sequence[Method]) -> Measured:
+@claim(
+    "scale-needs-batch-size",
+    "With B left out the trajectory is another, for every one of these methods.",
+)
+def needs_batch_size(generator: torch.Generator) -> Measured:
     """The averaged loss with B left out (B = 1) is another trajectory, for every method."""
     problem = Regression.draw(generator)
     distances = {}
-    for method in methods:
+    for method in METHODS:
         shape = method.shapes[-1]
         start, ones = normal(generator, *shape), identities(method.axes(shape))
         right, wrong = (
@@ -179,6 +191,13 @@ def affine(generator: torch.Generator, *, method: Method) -> Measured:
     return below(largest(differences), EQUAL, f"p = A q, {kind}, {STEPS} steps")
 
 
+for _method in METHODS:
+    _which = "a diagonal A" if _method in DIAGONAL else "any A"
+    _which = "a Kronecker product E ⊗ F" if _method.kronecker else _which
+    _sentence = f"{_method.name}: the trajectory in p = A q is that in p, for {_which}."
+    claim(f"affine-{_method.short}", _sentence, method=_method)(affine)
+
+
 def _reparametrised(
     method: Method,
     problem: Regression,
@@ -197,6 +216,9 @@ def _reparametrised(
     return torch.stack([multiply_axes(As, q) for q in points])
 
 
+@claim(
+    "affine-limits", "Diagonal and Kronecker preconditioners are not invariant to more than that."
+)
 def affine_limits(generator: torch.Generator) -> Measured:
     """A rotation of all elements is too much for diagonal and Kronecker preconditioners.
 
@@ -216,6 +238,10 @@ def affine_limits(generator: torch.Generator) -> Measured:
     return above(distances[nearest], DIFFERENT, f"least for {nearest}; a rotation of all elements")
 
 
+@claim(
+    "affine-root-breaks",
+    "The worked example: a = 2b after a step without the root, and not with it.",
+)
 def worked_example(generator: torch.Generator) -> Measured:
     """½a² from a₀ = 2, and in b = a/2 from b₀ = 1: one step of size one with s = g²."""
 

@@ -7,7 +7,7 @@ p = (⊗ Aₙ) q, and for Aₙ = c^{1/2N}·I it is S₀ = c·I.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ class Method:
     """A method, the shapes to try it on, and its state for a given preconditioner."""
 
     name: str
+    short: str  # in the names of claims
     build: Callable[..., torch.optim.Optimizer]
     shapes: tuple[Shape, ...]
     start: Callable[[Sequence[Tensor]], State]
@@ -80,6 +81,15 @@ def inverses(state: State) -> list[Tensor]:
     return [state[key][0] @ state[key][0].mT for key in factors]
 
 
+def walk(optimizer: torch.optim.Optimizer, p: Tensor, gradients: Iterable[Tensor]) -> State:
+    """Take a step with each of the gradients; the state of the parameter after them."""
+    for g in gradients:
+        p.grad = g.clone()
+        optimizer.step()
+    state: State = optimizer.state[p]
+    return state
+
+
 def multiply_axes(As: Sequence[Tensor], q: Tensor) -> Tensor:
     """(⊗ Aₙ) q: Aₙ along axis n, or one matrix on all elements."""
     if len(As) == 1:
@@ -115,28 +125,36 @@ _whole = {"block_size": None, "update_every": 1, "max_update_rms": None, **_plai
 _bare: dict[str, Any] = {"safeguard": False, "momentum": 0.0, "precond_lr": 0.1}
 _paper: dict[str, Any] = {**_whole, "factor_norm": "frobenius", "init_scale": 1.0}
 
-RF_RMSPROP = Method("RF-RMSProp", partial(rootfree.RFRMSprop, **_plain), (VECTOR,), _diagonal_start)
-RF_ADAGRAD = Method("RF-AdaGrad", partial(rootfree.RFAdagrad, **_plain), (VECTOR,), _diagonal_start)
+RF_RMSPROP = Method(
+    "RF-RMSProp", "rf-rmsprop", partial(rootfree.RFRMSprop, **_plain), (VECTOR,), _diagonal_start
+)
+RF_ADAGRAD = Method(
+    "RF-AdaGrad", "rf-adagrad", partial(rootfree.RFAdagrad, **_plain), (VECTOR,), _diagonal_start
+)
 RF_FULL = Method(
     "RF full matrix",
+    "rf-full",
     partial(rootfree.RFFullAdagrad, **_whole, **_bare),
     (VECTOR, MATRIX),
     _matrix_start,
 )
 IF_COVARIANCE = Method(
     "IF full matrix, covariance form",
+    "if-covariance",
     partial(rootfree.IFFullAdagrad, form="covariance", **_paper, **_bare),
     (VECTOR, MATRIX),
     _matrix_start,
 )
 IF_FACTOR = Method(
     "IF full matrix, factor form",
+    "if-factor",
     partial(rootfree.IFFullAdagrad, form="factor", **_paper, **_bare),
     (VECTOR, MATRIX),
     _factors_start,
 )
 RF_SHAMPOO = Method(
     "RF-Shampoo",
+    "rf-shampoo",
     partial(rootfree.RFShampoo, rate_by_rank=False, factor_norm=None, init_scale=1.0, **_whole),
     (VECTOR, MATRIX, TENSOR),
     _matrices_start,
@@ -144,9 +162,11 @@ RF_SHAMPOO = Method(
 )
 IF_SHAMPOO = Method(
     "IF-Shampoo",
+    "if-shampoo",
     partial(rootfree.IFShampoo, structure="dense", rate_by_rank=False, **_paper),
     (VECTOR, MATRIX, TENSOR),
     _factors_start,
     kronecker=True,
 )
+DIAGONAL = (RF_RMSPROP, RF_ADAGRAD)
 MATRIX_METHODS = (RF_FULL, IF_COVARIANCE, IF_FACTOR, RF_SHAMPOO, IF_SHAMPOO)

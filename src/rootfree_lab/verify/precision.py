@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rootfree.structures import make_structure
-from rootfree_lab.verify.claim import Measured, below, largest, normal, relative_difference
-from rootfree_lab.verify.methods import IF_SHAMPOO
+from rootfree_lab.verify.claim import Measured, below, claim, largest, relative_difference
+from rootfree_lab.verify.draws import normal
+from rootfree_lab.verify.methods import IF_SHAMPOO, walk
 
 SHAPE, TERMS, STEPS = (24, 32), 64, 100
 BETAS = (0.003, 0.05, 0.2, 0.5)
@@ -32,6 +33,12 @@ def bf16_factors(generator: torch.Generator, *, norm: str) -> Measured:
     return below(largest(worst.values()), 0.02, f"{STEPS} steps: {each}")
 
 
+for _norm in ("frobenius", "spectral"):
+    _sentence = f"With bf16 products and the {_norm} norm the factors keep to float32 within 2 %."
+    claim(f"bf16-{_norm}", _sentence, norm=_norm)(bf16_factors)
+
+
+@claim("bf16-structures", "So do factors of other structures, with bf16 products.")
 def bf16_structures(generator: torch.Generator) -> Measured:
     """The same for factors of other structures."""
     gradients = _least_squares_gradients(generator)
@@ -46,6 +53,10 @@ def bf16_structures(generator: torch.Generator) -> Measured:
     return below(largest(worst.values()), 0.02, each)
 
 
+@claim(
+    "bf16-stored",
+    "Factors that are kept in bf16, rounded stochastically, move as those in float32 do.",
+)
 def bf16_stored(generator: torch.Generator) -> Measured:
     """Factors kept in bfloat16: rounded stochastically they follow float32's, and do not freeze.
 
@@ -80,10 +91,7 @@ def _movements(
     p = nn.Parameter(torch.zeros(SHAPE))
     options = {"precond_lr": beta2, "factor_norm": norm, "matmul_dtype": dtype, **more}
     optimizer = IF_SHAMPOO.build([p], lr=0.0, batch_size=TERMS, damping=1e-3, **options)
-    for g in gradients:
-        p.grad = g.clone()
-        optimizer.step()
+    state = walk(optimizer, p, gradients)
     structures = [make_structure(more.get("structure", "dense"), d) for d in SHAPE]
-    state = optimizer.state[p]
     factors = [s.unpack(state[f"block0.factor{n}"].float())[0] for n, s in enumerate(structures)]
     return [K - torch.eye(len(K)) for K in factors]

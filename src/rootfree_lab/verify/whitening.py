@@ -9,18 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import rootfree
-from rootfree_lab.verify.claim import (
-    Measured,
-    above,
-    below,
-    largest,
-    mixing,
-    normal,
-    relative_difference,
-    rotation,
-)
+from rootfree_lab.verify.claim import Measured, above, below, claim, largest, relative_difference
+from rootfree_lab.verify.draws import mixing, normal, rotation
 from rootfree_lab.verify.first_order import slope_two
-from rootfree_lab.verify.methods import Constant
+from rootfree_lab.verify.methods import Constant, walk
 
 SHAPE = (3, 4)
 STEPS = 20
@@ -31,6 +23,7 @@ RATIO = 4.0
 _PLAIN: dict[str, Any] = {"update_every": 1, "structure": "dense", "weight_decay": 0.0}
 
 
+@claim("whitening-scale", "IF-Whitening: the trajectory does not depend on the scale of the loss.")
 def scale(generator: torch.Generator) -> Measured:
     """Trajectories of a loss and of multiples of it."""
     grads = [normal(generator, *SHAPE) for _ in range(STEPS)]
@@ -40,6 +33,10 @@ def scale(generator: torch.Generator) -> Measured:
     return below(largest(relative_difference(q, p) for q in moved), EQUAL, f"loss times {factors}")
 
 
+@claim(
+    "whitening-orthogonal",
+    "IF-Whitening: the trajectory in Q p Rᵀ is that in p, for orthogonal Q and R.",
+)
 def orthogonal(generator: torch.Generator) -> Measured:
     """Trajectories in p and in Q p Rᵀ."""
     grads = [normal(generator, *SHAPE) for _ in range(STEPS)]
@@ -48,6 +45,7 @@ def orthogonal(generator: torch.Generator) -> Measured:
     return below(relative_difference(q, Q @ p @ R.mT), EQUAL, f"{STEPS} steps, with damping")
 
 
+@claim("whitening-fixed-point", "IF-Whitening: P H P = I where it has come to rest.")
 def fixed_point(generator: torch.Generator) -> Measured:
     """P H P against I where H stays the same."""
     L, R = (mixing(generator, d, d) for d in SHAPE)
@@ -59,6 +57,10 @@ def fixed_point(generator: torch.Generator) -> Measured:
     return below(relative_difference(P @ H @ P, eye), CONVERGED, "300 steps, β₂ = 0.3")
 
 
+@claim(
+    "whitening-first-order",
+    "IF-Whitening is Shampoo with the root, by eigendecomposition, to first order in β₂.",
+)
 def first_order(generator: torch.Generator) -> Measured:
     """Five steps against Shampoo by eigendecomposition, with a weight of 2β₂."""
     grads, rho = [normal(generator, *SHAPE) for _ in range(5)], 0.1
@@ -75,6 +77,10 @@ def first_order(generator: torch.Generator) -> Measured:
     return slope_two([difference])
 
 
+@claim(
+    "whitening-positive-definite",
+    "IF-Whitening: P is positive definite for any gradients and any β₂ up to 1.",
+)
 def positive_definite(generator: torch.Generator) -> Measured:
     """Eigenvalues of P in fp32 after low-rank gradients whose size jumps by 20 orders."""
     ratios = []
@@ -87,6 +93,10 @@ def positive_definite(generator: torch.Generator) -> Measured:
     return above(min(ratios), 0.0, "rank one, sizes from 1e-10 to 1e10, β₂ up to 1")
 
 
+@claim(
+    "balance",
+    "Factors whose scales are far apart come back to one scale, and no bit of a step changes.",
+)
 def balance(generator: torch.Generator) -> Measured:
     """Factors that start far apart: the trajectory is the same, bit for bit, and they come back."""
     grads = [normal(generator, *SHAPE) for _ in range(STEPS)]
@@ -106,9 +116,7 @@ def balance(generator: torch.Generator) -> Measured:
             factors |= {"block0.inverse0": 1 / power, "block0.inverse1": power}
             for key in factors.keys() & state.keys():
                 state[key] *= factors[key]
-            for g in grads:
-                p.grad = g.clone()
-                optimizer.step()
+            walk(optimizer, p, grads)
             trajectories.append(p.detach())
             roots = [state[f"block0.factor{n}"].square().mean().sqrt() for n in (0, 1)]
             sizes.append(float(max(roots) / min(roots)))
@@ -123,10 +131,7 @@ def _trained(grads: Sequence[Tensor], **options: Any) -> tuple[Tensor, list[Tens
     """The parameter, from zero, and P of both axes after a step with each of the gradients."""
     p = nn.Parameter(torch.zeros_like(grads[0]))
     optimizer = rootfree.IFWhitening([p], **{**_PLAIN, "damping": 0.01, **options})
-    for g in grads:
-        p.grad = g.clone()
-        optimizer.step()
-    state = optimizer.state[p]
+    state = walk(optimizer, p, grads)
     Cs = [state[f"block0.factor{n}"][0] for n in (0, 1)]
     return p.detach(), [C @ C.mT for C in Cs]
 

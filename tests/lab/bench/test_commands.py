@@ -8,20 +8,21 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lab.bench.records import iteration_record, step_record
-from rootfree_lab import commands
 from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, contenders
 from rootfree_lab.bench.markdown import BEGIN, END
 from rootfree_lab.bench.record import read, write
 from rootfree_lab.bench.shapes import SHAPE_SETS
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.app import app
 
 
 @pytest.fixture(autouse=True)
 def wide_console(monkeypatch) -> None:
-    monkeypatch.setattr(commands, "console", Console(width=250))
+    monkeypatch.setattr(terminal, "console", Console(width=250))
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(commands.app, list(arguments))
+    return CliRunner().invoke(app, list(arguments))
 
 
 FAST = ("--turns", "1", "--device", "cpu")

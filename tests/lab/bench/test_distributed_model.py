@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rootfree_lab import commands
 from rootfree_lab.bench import distributed_command
 from rootfree_lab.bench.distributed_command import MARKS, cells, lines
 from rootfree_lab.bench.distributed_model import (
@@ -21,6 +20,7 @@ from rootfree_lab.bench.distributed_model import (
     if_shampoo,
     muon,
 )
+from rootfree_lab.cli.app import app
 
 PAGE = Path(__file__).parents[3] / "docs" / "distributed.md"
 
@@ -69,7 +69,7 @@ def test_the_command(tmp_path, monkeypatch):
     page.write_text(f"{MARKS.begin}\n{MARKS.end}\n")
     files = ["--page", str(page), "--json", str(found)]
     arguments = ["bench", "--distributed-model", "--link", "10", *files]
-    result = CliRunner().invoke(commands.app, arguments)
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert page.read_text().count("| 1.1B on 8 |") == 4
     assert [row["optimizer"] for row in json.loads(found.read_text())][-1] == "IFShampoo"
@@ -87,6 +87,6 @@ def test_the_command(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_refused(arguments, message):
-    result = CliRunner().invoke(commands.app, ["bench", *arguments])
+    result = CliRunner().invoke(app, ["bench", *arguments])
     assert result.exit_code == 2
     assert message in result.output.replace("\n", " ")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lab.bench.records import iteration_record, step_record
 from rootfree_lab.bench import chart
-from rootfree_lab.bench.markdown import BEGIN, END, as_markdown, fill
+from rootfree_lab.bench.markdown import BEGIN, END, MARKS, as_markdown, fill, filled
 from rootfree_lab.bench.record import RecordError, from_json, read, to_json, write
 from rootfree_lab.bench.table import as_table, number, remarks, size
 
@@ -39,13 +39,13 @@ def altered(change) -> str:
         ("{", "is not JSON"),
         ("[1]", "no record of rootfree bench: its format is None"),
         ('{"format": "something else"}', "its format is 'something else'"),
-        (altered(lambda c: c.pop("count")), r"fields of StepRecord: \['count'\]"),
-        (altered(lambda c: c.update(count="many")), r"\.count must be of type int, got 'many'"),
+        (altered(lambda c: c.pop("count")), r"the text\.count is missing"),
+        (altered(lambda c: c.update(count="many")), r"\.count must be an integer, got 'many'"),
         (altered(lambda c: c.update(rows=3)), r"\.rows must be a list, got 3"),
-        (altered(lambda c: c.update(settings=3)), r"\.settings must be an object, got 3"),
-        (altered(lambda c: c.update(ceilings=3)), r"\.ceilings must be an object, got 3"),
-        (altered(lambda c: c["rows"][1].update(extra=1)), r"rows\[1\] does not have the fields"),
-        (altered(lambda c: c["rows"][0].update(ratio=True)), r"rows\[0\]\.ratio must be of type"),
+        (altered(lambda c: c.update(settings=3)), r"\.settings must be a table, got 3"),
+        (altered(lambda c: c.update(ceilings=3)), r"\.ceilings must be a table, got 3"),
+        (altered(lambda c: c["rows"][1].update(extra=1)), r"rows\[1\]\.extra. is unknown"),
+        (altered(lambda c: c["rows"][0].update(ratio=True)), r"rows\[0\]\.ratio must be a number"),
     ],
 )
 def test_what_is_no_record_is_refused(text, message):
@@ -138,16 +138,18 @@ def test_columns_that_differ_by_dtype_or_device_say_so():
 def test_a_page_is_filled_between_its_marks(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    filled = fill(page, [step_record()])
-    assert filled.startswith(f"before\n{BEGIN}\n")
-    assert filled.endswith(f"{END}\nafter\n")
-    assert "old" not in filled
-    page.write_text(filled)
-    assert fill(page, [step_record()]) == filled
-    assert "No measurement" in fill(page, [])
+    text = as_markdown([step_record()])
+    fill(page, text, MARKS)
+    written = page.read_text()
+    assert written.startswith(f"before\n{BEGIN}\n")
+    assert written.endswith(f"{END}\nafter\n")
+    assert "old" not in written
+    assert filled(page, text, MARKS) == written
+    assert "No measurement" in filled(page, as_markdown([]), MARKS)
     page.write_text("no marks")
     with pytest.raises(RecordError, match="must have one block"):
-        fill(page, [])
+        fill(page, text, MARKS)
+    assert page.read_text() == "no marks"
 
 
 def test_the_page_of_the_documentation_shows_the_committed_files():
@@ -155,7 +157,7 @@ def test_the_page_of_the_documentation_shows_the_committed_files():
     docs = Path(__file__).parents[3] / "docs"
     records = [read(file) for file in sorted((docs / "performance").glob("*.json"))]
     page = docs / "performance.md"
-    assert page.read_text(encoding="utf-8") == fill(page, records)
+    assert page.read_text(encoding="utf-8") == filled(page, as_markdown(records), MARKS)
 
 
 @pytest.mark.parametrize("ending", chart.ENDINGS)

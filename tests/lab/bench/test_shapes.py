@@ -8,7 +8,7 @@ import pytest
 
 from rootfree_lab.bench.model import build_model
 from rootfree_lab.bench.shapes import SHAPE_SETS, gpt1b, resnet34, shapes_of, tiny, vit_b
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 
 
 def total(shapes) -> int:

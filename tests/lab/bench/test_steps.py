@@ -19,7 +19,7 @@ from rootfree_lab.bench.memory import free_bytes, state_bytes, temporary_bytes
 from rootfree_lab.bench.record import StepRow
 from rootfree_lab.bench.steps import BESIDE, TOGETHER, measure_steps, with_floor
 from rootfree_lab.bench.timing import Gradients, amortised, by_kind, spread
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 
 CPU = torch.device("cpu")
 SHAPES = [(6, 5), (7,)]

@@ -11,6 +11,7 @@ import torch
 from lab.data.made_images import image_set
 from rootfree_lab.data import Batches, DataError, Dataset, Split, load
 from rootfree_lab.data.augment import crop_and_flip, normalise
+from rootfree_lab.data.image_changes import Draws, ImageChanges
 
 
 def text_set(count: int) -> Dataset:
@@ -106,10 +107,11 @@ def test_each_batch_of_an_epoch_has_its_own_changes():
 
 
 def test_no_flip_where_it_changes_the_meaning():
-    dataset = image_set(flip=False)
-    changes = batches(dataset, augment=True)._drawn_changes()
-    assert changes is not None
-    assert not changes.flip.any()
+    for flip in (False, True):
+        dataset = image_set(flip=flip)
+        draws = Draws(torch.Generator().manual_seed(0), torch.device("cpu"))
+        changes = ImageChanges(dataset.augmentation, dataset.train.x.shape, draws)
+        assert changes.flip.any() == flip
 
 
 def same(first, second) -> bool:

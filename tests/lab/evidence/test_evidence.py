@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.report.fake_records import record, write
-from rootfree_lab import commands
+from rootfree_lab.cli.app import app
 from rootfree_lab.evidence import claims
 from rootfree_lab.evidence.outcomes import Case, outcome, topics
 from rootfree_lab.evidence.sensitivity import points
@@ -259,9 +259,9 @@ def test_command(tmp_path):
     (tmp_path / "results").mkdir()
     page = tmp_path / "evidence.md"
     run = CliRunner().invoke
-    result = run(commands.app, ["evidence", str(tmp_path / "results"), "--out", str(page)])
+    result = run(app, ["evidence", str(tmp_path / "results"), "--out", str(page)])
     assert result.exit_code == 0, result.output
     assert "**0 of 20 cases have been run.**" in page.read_text(encoding="utf-8")
-    result = run(commands.app, ["evidence", str(tmp_path / "no"), "--out", str(page)])
+    result = run(app, ["evidence", str(tmp_path / "no"), "--out", str(page)])
     assert result.exit_code == 2
     assert "there is no folder" in result.output

@@ -39,7 +39,8 @@ def test_edges_are_summed_in_pieces(monkeypatch):
 
 def test_some_nodes_alone_have_the_scores_they_have_among_all():
     features, edges = torch.randn(8, 3), torch.randint(8, (2, 20))
-    model = graphs.GraphMLP(3, 4, hidden=5, hops=2, dropout=0.0, attention="recursive").eval()
+    data = SimpleNamespace(kind="graph", classes=4, shape=(3,))
+    model = graphs.GraphMLP(data, hidden=5, hops=2, dropout=0.0, attention="recursive").eval()
     nodes = torch.tensor([6, 0, 3])
     torch.testing.assert_close(model(features, edges, nodes), model(features, edges)[nodes])
 

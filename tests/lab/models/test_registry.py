@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rootfree_lab import models, needed
+from rootfree_lab import models
+from rootfree_lab.config import needed
 
 IMAGES = SimpleNamespace(kind="images", classes=10, shape=(3, 32, 32))
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.report.fake_records import METHODS, comparison, record, write
-from rootfree_lab import commands
+from rootfree_lab.cli.app import app
 from rootfree_lab.report import ReportError, curves, figures, write_report
 from rootfree_lab.report.configuration import settings_table
 from rootfree_lab.report.experiments import arrange
@@ -281,7 +281,7 @@ def test_the_caller_s_matplotlib_is_left_alone(tmp_path):
 @pytest.mark.slow
 def test_command(tmp_path):
     file = write(tmp_path / "records.jsonl", [record()], tail="{")
-    result = CliRunner().invoke(commands.app, ["report", str(file), "--out", str(tmp_path / "r")])
+    result = CliRunner().invoke(app, ["report", str(file), "--out", str(tmp_path / "r")])
     assert result.exit_code == 0, result.output
     assert "left out: records.jsonl, line 2: cut off in the middle" in result.output
     assert (tmp_path / "r" / "report.html").exists()
@@ -289,7 +289,7 @@ def test_command(tmp_path):
 
 
 def test_command_says_what_is_wrong(tmp_path):
-    result = CliRunner().invoke(commands.app, ["report", str(tmp_path)])
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2
     assert "there is no file *.jsonl in the folder" in result.output
     assert "Traceback" not in result.output

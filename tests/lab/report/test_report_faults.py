@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from lab.faults import FaultyFiles, faults
 from lab.report.fake_records import comparison, record, write
-from rootfree_lab.durable import NotWritten
+from rootfree_lab.files.durable import NotWritten
+from rootfree_lab.files.toml_writing import write_toml
 from rootfree_lab.report import figures
 from rootfree_lab.report import write as writing
 from rootfree_lab.report.export import export
-from rootfree_lab.toml_writing import write_toml
 
 KINDS = [{"error": errno.ENOSPC}, {"error": errno.ENOSPC, "short": True}, {"error": errno.EIO}]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from lab.report.fake_records import comparison, record, write
-from rootfree_lab.report import palette
+from rootfree_lab.report import figures, palette
 from rootfree_lab.report.experiments import arrange
 from rootfree_lab.report.page import latex
 from rootfree_lab.report.records import read
@@ -188,3 +189,9 @@ def test_styles_are_one_to_one_as_long_as_there_are_enough():
     assert list(looks) == labels
     assert len(set(looks.values())) == len(labels)
     assert len(palette.variables()) == len(palette.LIGHT) + len(palette.PARTS) + 4  # none twice
+
+
+def test_the_style_of_figures_has_colours_that_a_page_can_replace():
+    used = {f"#{colour}" for colour in re.findall(r"\b[0-9a-f]{6}\b", figures.STYLE.read_text())}
+    assert used
+    assert used <= palette.variables().keys()

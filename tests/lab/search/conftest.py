@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 CONFIG = """
 seeds = [0, 1]
@@ -32,14 +31,6 @@ optimizer = { name = "SGD", momentum = 0.9 }
 label = "AdamW"
 optimizer = { name = "AdamW" }
 """
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    old = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(old)
 
 
 @pytest.fixture

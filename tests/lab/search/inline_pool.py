@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from lab.stand_in_pool import StandInPool
-from rootfree_lab import measures
+from rootfree_lab.processes.side_by_side import Event
 from rootfree_lab.search import loop
-from rootfree_lab.side_by_side import Event
+from rootfree_lab.training.watching import measures
 
 
 class Inline(StandInPool):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from rootfree_lab import commands
-from rootfree_lab.records import read_records
-from rootfree_lab.training import records_path
+from rootfree_lab.cli.app import app
+from rootfree_lab.files.records import read_records
+from rootfree_lab.training.run import records_path
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,7 +40,7 @@ def test_trials_share_a_gpu(tmp_path, config_file, greedy):
     arguments = ["search", str(config_file), "--out", str(tmp_path / "out"), "--jobs", "3"]
     arguments += ["--set", "train.device=cuda", "--set", "search.trials=[2, 1]"]
     arguments += ["--set", "model.name=net.py:Net"] if greedy else []
-    result = CliRunner().invoke(commands.app, arguments)
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     records = read_records(records_path(tmp_path / "out"))
     assert len(records) == 6

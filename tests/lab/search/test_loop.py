@@ -11,16 +11,16 @@ from filelock import Timeout
 from optuna.exceptions import StorageInternalError
 
 from lab.search.inline_pool import Inline, work_inline
-from rootfree_lab.config_files import load_comparison, read_tables
-from rootfree_lab.config_reading import read_toml
-from rootfree_lab.records import read_records
+from rootfree_lab.config.files import load_comparison, read_tables
+from rootfree_lab.config.reading import read_toml
+from rootfree_lab.files.records import read_records
+from rootfree_lab.processes.stopping import Interrupted, StopSignals
 from rootfree_lab.search import loop, results, trials
 from rootfree_lab.search.attempts import best
 from rootfree_lab.search.ledger import Claim, Ledger
 from rootfree_lab.search.settings import Slot, load_entries
 from rootfree_lab.search.storage import open_storage
-from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import records_path
+from rootfree_lab.training.run import records_path
 
 
 @pytest.fixture
@@ -107,14 +107,14 @@ def test_a_hopeless_trial_is_stopped_and_recorded(run, monkeypatch):
 
 
 def test_an_error_of_one_trial_leaves_the_others(run, monkeypatch):
-    real = trials.train
+    real = trials.train_or_resume
 
     def failing(config, **options):
         if config.label == "SGD 1.1":
             raise RuntimeError("no kernel for this\nand more")
         return real(config, **options)
 
-    monkeypatch.setattr(trials, "train", failing)
+    monkeypatch.setattr(trials, "train_or_resume", failing)
     ledger, _, said = run("search.trials=[2, 0]")
     assert [(n, c) for n, kind, c in said if kind == "failed"] == [
         ("SGD 1.1", "RuntimeError: no kernel for this")
@@ -125,7 +125,7 @@ def test_an_error_of_one_trial_leaves_the_others(run, monkeypatch):
 
 @pytest.mark.parametrize("enough_alone", [True, False])
 def test_a_trial_without_memory_is_tried_again_alone(run, monkeypatch, enough_alone):
-    real, beside = trials.train, []
+    real, beside = trials.train_or_resume, []
 
     def greedy(config, **options):
         if config.label == "SGD 1.0":
@@ -134,7 +134,7 @@ def test_a_trial_without_memory_is_tried_again_alone(run, monkeypatch, enough_al
                 raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(config, **options)
 
-    monkeypatch.setattr(trials, "train", greedy)
+    monkeypatch.setattr(trials, "train_or_resume", greedy)
     ledger, _, said = run("search.trials=[2, 1]")
     assert beside == [1, 0]
     # Where it failed, and before it is alone: nobody keeps memory that nobody works with.

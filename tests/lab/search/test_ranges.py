@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.search.ranges import Choice, Range, parse
 
 

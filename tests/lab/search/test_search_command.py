@@ -15,26 +15,28 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree_lab import commands, needed
-from rootfree_lab.config_reading import ConfigError
-from rootfree_lab.records import read_records
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.app import app
+from rootfree_lab.config import needed
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.files.records import read_records
 from rootfree_lab.search import dashboard
 from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.settings import load_entries
 from rootfree_lab.search.storage import open_storage
-from rootfree_lab.training import records_path
+from rootfree_lab.training.run import records_path
 
 COMMAND = "from rootfree_lab.cli import main; main()"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def run(*arguments):
-    return CliRunner().invoke(commands.app, ["search", *map(str, arguments)])
+    return CliRunner().invoke(app, ["search", *map(str, arguments)])
 
 
 @pytest.fixture(autouse=True)
 def wide_console(monkeypatch) -> None:
-    monkeypatch.setattr(commands, "console", Console(width=200))
+    monkeypatch.setattr(terminal, "console", Console(width=200))
 
 
 @pytest.fixture
@@ -141,8 +143,8 @@ def test_a_missing_package_is_named_before_anything_happens(
 
 def test_optuna_is_not_imported_by_the_rest_of_the_laboratory():
     program = (
-        "import sys, json; from rootfree_lab import commands, compare, many_runs; "
-        "from rootfree_lab.search import command; print(json.dumps('optuna' in sys.modules))"
+        "import sys, json; from rootfree_lab.comparing import compare, many_runs; "
+        "from rootfree_lab.cli import app; print(json.dumps('optuna' in sys.modules))"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert json.loads(said.stdout) is False, said.stderr

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from lab.faults import FaultyFiles, faults, in_child
 from lab.search.inline_pool import work_inline
-from rootfree_lab import commands
-from rootfree_lab.config_files import load_comparison
-from rootfree_lab.records import read_records
+from rootfree_lab.cli.app import app
+from rootfree_lab.config.files import load_comparison
+from rootfree_lab.files.records import read_records
 from rootfree_lab.search import storage
-from rootfree_lab.training import records_path
+from rootfree_lab.training.run import records_path
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def search(tmp_path, config_file, monkeypatch):
         folder.mkdir(exist_ok=True)
         with FaultyFiles(folder, fault) as files:
             made = ["search", str(config_file), "--out", str(folder / "out"), "--only", "SGD"]
-            result = CliRunner().invoke(commands.app, [*made, *arguments])
+            result = CliRunner().invoke(app, [*made, *arguments])
         return result, files.operations
 
     return search

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rootfree_lab import optimizers
-from rootfree_lab.config_reading import ConfigError
+from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.search import spaces
 from rootfree_lab.search.ranges import Choice, Range
 from rootfree_lab.search.settings import check, load_entries
@@ -135,7 +135,7 @@ def test_bad_searches_are_refused_before_anything_runs(config_file, assignment, 
 
 
 def test_a_search_leaves_train_and_compare_alone(config_file):
-    from rootfree_lab.config_files import load_comparison
+    from rootfree_lab.config.files import load_comparison
 
     with_search = load_comparison(config_file)
     config_file.write_text(

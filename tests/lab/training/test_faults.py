@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import shutil
@@ -13,16 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
+from typer.main import get_command
 
+from lab.conftest import without_times
 from lab.faults import FaultyFiles, faults, in_child
-from lab.training.conftest import without_times
-from rootfree_lab import measures
-from rootfree_lab.checkpoints import checkpoint_path, load
-from rootfree_lab.config_files import load_config
-from rootfree_lab.records import read_records
-from rootfree_lab.training import records_path
-from rootfree_lab.training_commands import compare_command, train_command
+from rootfree_lab.cli.app import app
+from rootfree_lab.config.files import load_config
+from rootfree_lab.files.checkpoints import checkpoint_path, load
+from rootfree_lab.files.records import read_records
+from rootfree_lab.training.run import records_path
+from rootfree_lab.training.watching import measures
 
 pytestmark = pytest.mark.slow
 
@@ -88,14 +87,9 @@ class Command:
         assert len(self.expected) == (1 if name == "train" else 2)
 
     def run(self):
-        console = Console(file=io.StringIO())
-        if self.name == "train":
-            return train_command(
-                console, self.config_file, assignments=[], out=self.out, resume=True, entry=None
-            )
-        return compare_command(
-            console, self.config_file, assignments=[], out=self.out, only=[], jobs=1
-        )
+        more = ["--resume"] if self.name == "train" else []
+        arguments = [self.name, str(self.config_file), "--out", str(self.out), *more]
+        return get_command(app).main(arguments, standalone_mode=False)
 
     def records(self):
         return [without_times(record) for record in read_records(records_path(self.out))]

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from rootfree_lab.checkpoints import checkpoint_path
-from rootfree_lab.config_files import load_config
-from rootfree_lab.records import read_records
-from rootfree_lab.training import records_path
+from rootfree_lab.config.files import load_config
+from rootfree_lab.files.checkpoints import checkpoint_path
+from rootfree_lab.files.records import read_records
+from rootfree_lab.training.run import records_path
 
 pytestmark = pytest.mark.slow
 

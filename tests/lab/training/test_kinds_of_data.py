@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rootfree_lab import session
-from rootfree_lab.config_files import config_from
-from rootfree_lab.config_reading import plain_options
+from rootfree_lab.config.files import config_from
+from rootfree_lab.config.reading import plain_options
 from rootfree_lab.data import Dataset, Graph, Split
-from rootfree_lab.feeding import Feed
 from rootfree_lab.models import graphs
-from rootfree_lab.session import Session
-from rootfree_lab.training import train
+from rootfree_lab.training import checking
+from rootfree_lab.training.feeding import Feed
+from rootfree_lab.training.run import train
+from rootfree_lab.training.session import Session
 
 EMPTY = Split(torch.zeros(0), torch.zeros(0))
 
@@ -40,15 +40,15 @@ def graph() -> Dataset:
 @pytest.fixture
 def made_up(monkeypatch):
     sets = {"made-up text": text, "made-up graph": graph}
-    real = session.data.load
+    real = checking.data.load
 
     def load(name, **arguments):
         return sets[name]() if name in sets else real(name, **arguments)
 
-    monkeypatch.setattr(session.data, "load", load)
-    session._dataset.cache_clear()
+    monkeypatch.setattr(checking.data, "load", load)
+    checking.dataset_of.cache_clear()
     yield
-    session._dataset.cache_clear()
+    checking.dataset_of.cache_clear()
 
 
 def config(data, model, **train_settings):
@@ -155,7 +155,7 @@ def test_the_test_set_is_measured_whole(tmp_path):
     """Means over examples, although the last batch is a smaller one."""
     settings = config("digits", "logistic", epochs=1, batch_size=100)
     built = Session(settings, torch.device("cpu"))
-    dataset = session._dataset(settings.data)
+    dataset = checking.dataset_of(settings.data)
     x = dataset.test.x.permute(0, 3, 1, 2).float() / 255
     shape = (1, -1, 1, 1)
     x = (x - torch.tensor(dataset.mean).view(shape)) / torch.tensor(dataset.std).view(shape)

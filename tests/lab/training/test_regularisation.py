@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rootfree_lab.config_files import config_from
-from rootfree_lab.losses import cross_entropy
-from rootfree_lab.session import Session
+from rootfree_lab.config.files import config_from
+from rootfree_lab.training.losses import cross_entropy
+from rootfree_lab.training.session import Session
 
 
 def session(*, data=None, **train) -> Session:

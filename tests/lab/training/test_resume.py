@@ -9,15 +9,16 @@ import weakref
 import pytest
 import torch
 
-from rootfree_lab import checkpoints, losses, session, training
-from rootfree_lab.checkpoints import CheckpointError, checkpoint_path
-from rootfree_lab.records import read_records
-from rootfree_lab.reproducibility import allow_other_kernels, deterministic_algorithms
-from rootfree_lab.session import Session
-from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import records_path, train
-
-from .conftest import OPTIMIZERS
+from lab.conftest import OPTIMIZERS
+from rootfree_lab.files import checkpoints
+from rootfree_lab.files.checkpoints import CheckpointError, checkpoint_path
+from rootfree_lab.files.records import read_records
+from rootfree_lab.processes.stopping import Interrupted, StopSignals
+from rootfree_lab.training import losses, session
+from rootfree_lab.training import run as training
+from rootfree_lab.training.reproducibility import allow_other_kernels, deterministic_algorithms
+from rootfree_lab.training.run import records_path, train
+from rootfree_lab.training.session import Session
 
 
 @pytest.fixture(autouse=True)

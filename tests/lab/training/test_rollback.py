@@ -13,13 +13,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lab.faults import Fault, FaultyFiles, in_child
-from rootfree_lab import commands, measures
-from rootfree_lab.config_files import config_from, load_config
-from rootfree_lab.config_reading import ConfigError
-from rootfree_lab.divergence import Diverged, Losses, far_above
-from rootfree_lab.records import read_records
-from rootfree_lab.stopping import Interrupted, StopSignals
-from rootfree_lab.training import records_path, train
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.app import app
+from rootfree_lab.config.files import config_from, load_config
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.files.records import read_records
+from rootfree_lab.processes.stopping import Interrupted, StopSignals
+from rootfree_lab.training.divergence import Diverged, Losses, far_above
+from rootfree_lab.training.run import records_path, train
+from rootfree_lab.training.watching import measures
 
 # Least squares: above a learning rate of about 0.3 every step is larger than the one before.
 CONFIG = """
@@ -47,7 +49,7 @@ timing = false
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(measures, "gc", SimpleNamespace(collect=int))  # slow after many imports
-    monkeypatch.setattr(commands, "console", Console(width=200))
+    monkeypatch.setattr(terminal, "console", Console(width=200))
 
 
 @pytest.fixture
@@ -68,9 +70,9 @@ def config(config_file):
 def test_a_run_that_diverges_goes_back_and_comes_to_its_end(tmp_path, config_file):
     out = tmp_path / "out"
     arguments = ["train", str(config_file), "--out", str(out)]
-    without = CliRunner().invoke(commands.app, arguments)
+    without = CliRunner().invoke(app, arguments)
     assert without.exit_code == 1
-    result = CliRunner().invoke(commands.app, [*arguments, "--rollback", "2"])
+    result = CliRunner().invoke(app, [*arguments, "--rollback", "2"])
     assert result.exit_code == 0, result.output
     assert "back to step 20, learning rate × 0.5" in result.output
     diverged, record = read_records(records_path(out))

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from rootfree_lab.config import ScheduleConfig, TrainConfig
-from rootfree_lab.config_reading import ConfigError
-from rootfree_lab.losses import cross_entropy, make_loss, square_loss
-from rootfree_lab.lr_schedules import Schedule, base_rates, set_rates
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.config.settings import ScheduleConfig, TrainConfig
+from rootfree_lab.training.losses import cross_entropy, make_loss, square_loss
+from rootfree_lab.training.lr_schedules import Schedule, base_rates, set_rates
 
 EPOCH, TOTAL = 10, 60
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -13,51 +12,31 @@ from rootfree_lab.bench.first_try import data, entrants, records, runs, suite, t
 from rootfree_lab.bench.first_try import tuned as tuning
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.training import Run
-from rootfree_lab.bench.markdown import Marks, filled
-from rootfree_lab.config_reading import ConfigError, unknown_name
+from rootfree_lab.bench.markdown import Marks, fill, filled
+from rootfree_lab.bench.options import FirstTry
+from rootfree_lab.config.reading import ConfigError, unknown_name
 from rootfree_lab.data import DataError
-from rootfree_lab.devices import choose_device
+from rootfree_lab.training.devices import choose_device
 
 MARKS = Marks("first try")
 TUNED = Marks("tuned")
 _WIDTH = 160
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Of `rootfree bench --first-try`, as they were given."""
-
-    tasks: Sequence[str] = ()
-    optimizers: Sequence[str] = ()
-    assignments: Sequence[str] = ()
-    seeds: int = 3
-    scale: str = "small"
-    steps: int | None = None
-    constant: bool = False
-    device: str | None = None
-    data: Path | None = None
-    json: Path | None = None
-    jobs: int = 1
-    table_only: bool = False
-    tuned: bool = False
-    page: Path | None = None
-    pack: Path | None = None
-
-
-def run(console: Console, given: Arguments) -> int:
+def run(console: Console, given: FirstTry) -> int:
     """Pack the data; or train what is missing, then show the table and the verdict."""
     if given.pack is not None:
         for line in data.pack(given.pack, given.data):
             typer.echo(line)
         return 0
     _check(given)
-    tasks = suite.chosen(given.tasks)
+    tasks = suite.chosen(_listed(given.tasks))
     if given.tuned:
         assert given.json is not None
         found = [r for r in records.read(given.json) if r.task in tasks]
         _show_tuned(given, [r for r in found if r.scale == given.scale and not r.constant])
         return 0
-    field = entrants.line_up(given.optimizers, given.assignments)
+    field = entrants.line_up(_listed(given.optimizers), given.assignments or [])
     failed = 0
     if given.table_only:
         assert given.json is not None
@@ -72,7 +51,11 @@ def run(console: Console, given: Arguments) -> int:
     return 1 if failed else 0
 
 
-def _runs(given: Arguments, tasks: Sequence[str], field: Sequence[entrants.Entrant]) -> list[Run]:
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _runs(given: FirstTry, tasks: Sequence[str], field: Sequence[entrants.Entrant]) -> list[Run]:
     """Seeds outermost: a file that is cut short has something of everything."""
     device = str(choose_device(given.device or "auto"))
     return [
@@ -110,7 +93,7 @@ def _installed(field: Sequence[entrants.Entrant]) -> list[entrants.Entrant]:
     return [entrant for entrant in field if entrant.name not in missing]
 
 
-def _show(console: Console, given: Arguments, found: Sequence[Record]) -> None:
+def _show(console: Console, given: FirstTry, found: Sequence[Record]) -> None:
     """Runs with a schedule and those with a constant rate are two tables and one verdict."""
     parts = {
         constant: _of_steps(given, [r for r in found if r.constant == constant])
@@ -131,20 +114,19 @@ def _show(console: Console, given: Arguments, found: Sequence[Record]) -> None:
         if not plain:
             raise ConfigError("--page: there are no runs with a schedule to write")
         pieces = (table.as_markdown(plain), table.remarks(parts[False]), verdict.as_markdown(bars))
-        text = filled(given.page, "\n\n".join(piece.strip() for piece in pieces), MARKS)
-        given.page.write_text(text, encoding="utf-8")
+        fill(given.page, "\n\n".join(piece.strip() for piece in pieces), MARKS)
 
 
-def _show_tuned(given: Arguments, found: Sequence[Record]) -> None:
+def _show_tuned(given: FirstTry, found: Sequence[Record]) -> None:
     """The best setting of each optimizer, on the terminal or in a page."""
     text = tuning.as_markdown(tuning.tuned(found))
     if given.page is None:
         typer.echo(text)
     else:
-        given.page.write_text(filled(given.page, text, TUNED), encoding="utf-8")
+        fill(given.page, text, TUNED)
 
 
-def _of_steps(given: Arguments, found: Sequence[Record]) -> list[Record]:
+def _of_steps(given: FirstTry, found: Sequence[Record]) -> list[Record]:
     """The runs with the number of steps that was asked for, by default the task's own."""
     return [
         r
@@ -153,7 +135,7 @@ def _of_steps(given: Arguments, found: Sequence[Record]) -> list[Record]:
     ]
 
 
-def _check(given: Arguments) -> None:
+def _check(given: FirstTry) -> None:
     """Before minutes of training, not after them."""
     if given.scale not in suite.SCALES:
         raise unknown_name("--scale:", given.scale, suite.SCALES)
@@ -165,6 +147,4 @@ def _check(given: Arguments) -> None:
     if given.data is not None and not given.data.is_dir():
         raise ConfigError(f"--data: there is no folder {str(given.data)!r}")
     if given.page is not None:
-        if not given.page.is_file():
-            raise ConfigError(f"--page: there is no file {str(given.page)!r}")
         filled(given.page, "", TUNED if given.tuned else MARKS)

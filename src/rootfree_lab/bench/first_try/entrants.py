@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 import rootfree
-from rootfree_lab.config_reading import ConfigError, parse_assignment, plain_options, unknown_name
-from rootfree_lab.parameter_roles import NamedParameters, split_parameters, trainable
+from rootfree_lab.config.reading import ConfigError, parse_assignment, plain_options, unknown_name
+from rootfree_lab.optimizers.roles import NamedParameters, split_parameters, trainable
 
 COMPANION_LR = 1e-3
 REFERENCES: dict[str, dict[str, Any]] = {
@@ -33,9 +33,6 @@ NAMES = (*REFERENCES, *DIAGONAL, *MATRIX, *FULL_MATRIX, *PEERS)
 _GIVEN = {**REFERENCES, **PEERS}
 #: Options beside the defaults that are tried unless `--set` gives others.
 _VARIANTS: dict[str, list[dict[str, Any]]] = {name: [{}, {"gamma": 1.0}] for name in FULL_MATRIX}
-
-# Whether one optimizer of the library can have AdamW for some of its groups.
-_GROUPS_HAVE_COMPANIONS = "companion" in inspect.signature(rootfree.parameter_groups).parameters
 
 
 @dataclass(frozen=True)
@@ -105,9 +102,9 @@ def build(entrant: Entrant, model: nn.Module, *, batch_size: int) -> list[Optimi
     try:
         if not _has_companion(entrant.name):
             return [kind(trainable(model), **options)]
-        if entrant.name in MATRIX and _GROUPS_HAVE_COMPANIONS:
-            grouped: Any = rootfree.parameter_groups
-            return [kind(grouped(model, companion="adamw", companion_lr=companion_lr), **options)]
+        if entrant.name in MATRIX:
+            groups = rootfree.parameter_groups(model, companion="adamw", companion_lr=companion_lr)
+            return [kind(groups, **options)]
         matrices, rest = _split(model, two_axes=entrant.name == "Muon")
         optimizers = [kind(matrices, **options)] if matrices else []
         if rest:

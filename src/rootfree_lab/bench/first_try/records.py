@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from rootfree_lab.bench.record import RecordError
+from rootfree_lab.files.appending import append_lines
 
 FORMAT = "rootfree first try 1"
 
@@ -47,17 +47,9 @@ class Record:
 
 
 def append(file: Path, record: Record) -> None:
-    """Add a line with one write: a reader sees it whole or not at all."""
+    """Add a line, whole or not at all, whoever else is writing."""
     line = json.dumps({"format": FORMAT, **asdict(record)}, allow_nan=False) + "\n"
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        size = os.lseek(descriptor, 0, os.SEEK_END)
-        # A line that a full disk or a killed machine cut short stays a line of its own.
-        cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, (b"\n" if cut else b"") + line.encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    append_lines(file, line.encode, lock=f"{file}.lock")
 
 
 def read(file: Path) -> list[Record]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rootfree_lab.bench.first_try import records
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.training import Run, train
-from rootfree_lab.side_by_side import Event, each
+from rootfree_lab.processes.side_by_side import Event, each
 
 Say = Callable[[str], None]
 

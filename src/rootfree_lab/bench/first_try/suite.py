@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rootfree_lab.bench.first_try import convex_tasks, graph_tasks, image_tasks, lora, text_tasks
 from rootfree_lab.bench.first_try.task import Setting, Task
-from rootfree_lab.config_reading import unknown_name
+from rootfree_lab.config.reading import unknown_name
 
 SCALES = ("small", "full")
 CONSTANT_STEPS = 1500

@@ -28,7 +28,6 @@ class Tuned:
 
     @property
     def options(self) -> str:
-        """Those that were given."""
         return self.best[0].label.partition(" ")[2]
 
     @property

@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rootfree_lab import commands
 from rootfree_lab.bench.first_try import records, runs
 from rootfree_lab.bench.first_try.command import MARKS
+from rootfree_lab.cli import terminal
+from rootfree_lab.cli.app import app
 
 TINY = ("--tasks", "mlp_digits,least_squares_diabetes", "--optimizers", "AdamW,IFShampoo")
 FAST = ("--device", "cpu", "--steps", "60", "--seeds", "1")
@@ -18,12 +19,12 @@ FAST = ("--device", "cpu", "--steps", "60", "--seeds", "1")
 
 @pytest.fixture(autouse=True)
 def console_and_cache(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(commands, "console", Console(width=250))
+    monkeypatch.setattr(terminal, "console", Console(width=250))
     monkeypatch.setenv("ROOTFREE_CACHE", str(tmp_path / "cache"))
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(commands.app, ["bench", "--first-try", *arguments])
+    return CliRunner().invoke(app, ["bench", "--first-try", *arguments])
 
 
 def test_two_tasks_with_two_optimizers(tmp_path):
@@ -142,7 +143,7 @@ def test_bad_arguments(arguments, message):
 
 
 def test_options_of_the_first_try_need_it():
-    result = CliRunner().invoke(commands.app, ["bench", "--tasks", "mlp_digits"])
+    result = CliRunner().invoke(app, ["bench", "--tasks", "mlp_digits"])
     assert result.exit_code == 2
     assert "--tasks needs --first-try" in result.output
 

@@ -1,0 +1,124 @@
+"""Runs of a comparison that do not take one another down: one, or several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from rootfree_lab.config.settings import Config
+from rootfree_lab.files.durable import NotWritten
+from rootfree_lab.files.records import Record, append_record
+from rootfree_lab.processes.side_by_side import Channel, Pool
+from rootfree_lab.processes.stopping import Interrupted, StopSignals
+from rootfree_lab.training.run import failed_record, records_path, train_or_resume
+from rootfree_lab.training.watching.measures import is_out_of_memory
+from rootfree_lab.training.watching.progress import A_MINUTE, A_MOMENT, Lines, Watcher
+
+_LOOK = 1.0  # seconds between looks at the signals
+_INTERRUPTED, _CROWDED_OUT = "interrupted", "crowded out"
+
+
+class CrowdedOut(Exception):  # noqa: N818 (an outcome)
+    """The run had no memory beside others."""
+
+
+def carry_out(
+    run: Config, out: Path, stop: StopSignals | None, watcher: Watcher, *, crowded: bool = False
+) -> Record:
+    """Train a run, from its checkpoint where there is one; a failure is recorded, not raised.
+
+    Raises `NotWritten` where the output folder takes nothing more: that is no failure of the run.
+    Where it is `crowded`, want of memory is no failure of the run: it raises `CrowdedOut`.
+    """
+    try:
+        return train_or_resume(run, out=out, stop=stop, watchers=[watcher])
+    except (Interrupted, NotWritten):  # a full disk is full for all of them
+        raise
+    except Exception as error:  # whatever it is, the other runs are still wanted
+        if crowded and is_out_of_memory(error):
+            raise CrowdedOut from error
+        return _note_failure(run, out, error)
+
+
+def _note_failure(run: Config, out: Path, error: BaseException) -> Record:
+    record = failed_record(run, error)
+    append_record(records_path(out), record)
+    return record
+
+
+def side_by_side(
+    runs: Sequence[Config],
+    *,
+    out: Path,
+    jobs: int,
+    stop: StopSignals | None,
+    tell: Callable[[Config, str], None],
+    live: bool = False,
+) -> Iterator[tuple[Config, Record]]:
+    """Runs with their records, in the order in which they end.
+
+    A run that has no memory beside the others is carried out again when they are done. Raises
+    `Interrupted` when `stop` has received a signal and all have left their checkpoints. Each run
+    tells a line every minute, where they are looked at `live` every moment.
+    """
+    every = A_MOMENT if live else A_MINUTE
+    waiting, later, asked = list(runs), list[Config](), False
+    with Pool(_work, jobs) as pool:
+        while waiting or later or pool.running:
+            if stop is not None and stop.received is not None and not asked:
+                asked, waiting, later = True, [], []
+                pool.ask_to_stop()
+            while waiting and pool.free:
+                pool.submit((waiting.pop(0), out, True, every))
+            if later and not pool.running:
+                pool.retire_idle()  # alone with all the memory
+                pool.submit((later.pop(0), out, False, every))
+            for event in pool.events(_LOOK):
+                run: Config = event.item[0]
+                if event.kind == "told":
+                    tell(run, event.content)
+                elif event.kind == "died" and asked:
+                    continue  # before it could listen
+                elif event.kind == "died":
+                    yield run, _note_failure(run, out, RuntimeError(event.content))
+                elif isinstance(event.content, NotWritten):
+                    raise event.content
+                elif event.content == _CROWDED_OUT:
+                    tell(run, f"{run.label} seed {run.train.seed} · no memory; again, alone, later")
+                    pool.retire_idle()
+                    later.append(run)
+                elif event.content != _INTERRUPTED:
+                    yield run, event.content
+    if asked and stop is not None and stop.received is not None:
+        raise Interrupted(stop.received, None)
+
+
+def _work(item: tuple[Config, Path, bool, float], channel: Channel) -> Any:
+    run, out, crowded, every = item
+    with StopSignals() as stop:
+        try:
+            return carry_out(run, out, stop, Lines(channel.tell, every), crowded=crowded)
+        except Interrupted:
+            return _INTERRUPTED
+        except CrowdedOut:
+            return _CROWDED_OUT
+        except NotWritten as error:
+            return error
+
+
+class LatestLines:
+    """The last thing that each run has told, for a terminal."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, str] = {}
+
+    def __call__(self, run: Config, text: str) -> None:
+        self._lines[run.identity()] = text
+
+    @property
+    def renderable(self) -> RenderableType:
+        return Group(*map(Text, self._lines.values()))

@@ -1,0 +1,83 @@
+"""The records file: one finished run, one line of JSON; many processes may append to it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rootfree
+from rootfree_lab.config import own_code
+from rootfree_lab.config.settings import Config
+from rootfree_lab.files.appending import append_lines, finite
+
+Record = dict[str, Any]
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Add one line, whole or not at all, whoever else is writing."""
+    line = _line(record)
+    append_lines(path, lambda: line, lock=f"{path}.lock")
+
+
+def append_missing(path: Path, records: Sequence[Record]) -> None:
+    """Add the records whose run is not in the file yet."""
+
+    def missing() -> bytes:
+        known = {record.get("identity") for record in read_records(path)}
+        return b"".join(_line(r) for r in records if r.get("identity") not in known)
+
+    append_lines(path, missing, lock=f"{path}.lock")
+
+
+def _line(record: Record) -> bytes:
+    return (json.dumps(finite(record), allow_nan=False) + "\n").encode()
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of a file; none if it is not there. An unfinished last line is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    records: list[Record] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("not a table")
+        except (ValueError, RecursionError) as error:  # the latter: nested too deeply
+            if number == len(lines):  # being written, or cut off by a kill
+                continue
+            raise ValueError(f"{path}, line {number}: not a JSON record: {error}") from error
+        records.append(record)
+    return records
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What the run was made with."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {
+        "rootfree": rootfree.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": name,
+    }
+
+
+def describe(config: Config) -> Record:
+    """The part of a record that is known before the run."""
+    return {
+        "label": config.label,
+        "config": config.as_table(),
+        "identity": config.identity(),
+        "seed": config.train.seed,
+        "data": own_code.shown(config.data.name),
+        "model": own_code.shown(config.model.name),
+        "optimizer": config.optimizer.name,
+    }

@@ -1,0 +1,49 @@
+"""Optimizers from other packages, imported when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+# Packages whose optimizers keep state beside `state_dict()`: a resumed run would be another one.
+_NOT_RESUMABLE = ("sirfshampoo",)
+
+
+def sirfshampoo() -> Any:
+    """The published inverse-free Shampoo, behind a constructor that takes parameters alone."""
+    published = importlib.import_module("sirfshampoo").SIRFShampoo
+    signature = inspect.signature(published)
+
+    def build(params: Iterable[nn.Parameter], **options: Any) -> Any:
+        parameters = list(params)
+        return published(nn.ParameterList(parameters), params=parameters, **options)
+
+    own = [p for name, p in signature.parameters.items() if name not in ("model", "verbose_init")]
+    vars(build)["__signature__"] = signature.replace(parameters=own)
+    return build
+
+
+def pytorch_optimizer(name: str) -> Any:
+    """A class of `pytorch_optimizer`."""
+    return getattr(importlib.import_module("pytorch_optimizer"), name)
+
+
+def heavyball(name: str) -> Any:
+    """A class of `heavyball`."""
+    module = importlib.import_module("heavyball")
+    if not torch.cuda.is_available():
+        # It compiles every update. On a processor that takes minutes before the first step.
+        importlib.import_module("heavyball.utils").compile_mode = None  # type: ignore[attr-defined]
+    return getattr(module, name)
+
+
+def not_resumable(optimizers: Iterable[Optimizer]) -> str | None:
+    """The name of an optimizer that cannot be restored from its state_dict, if there is one."""
+    kinds = map(type, optimizers)
+    return next((k.__name__ for k in kinds if k.__module__.split(".")[0] in _NOT_RESUMABLE), None)

@@ -1,0 +1,1 @@
+"""Processes: work side by side, and signals that ask to stop."""

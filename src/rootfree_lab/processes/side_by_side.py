@@ -1,0 +1,197 @@
+"""Work side by side in processes: a pool that outlives the death of a worker and says who died.
+
+A worker calls one function with one piece of work after the other. While it works it can tell the
+pool's owner something, or ask and wait for the answer. A worker ends when its owner is gone, in the
+way that SIGTERM ends it.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+
+
+class Channel:
+    """A worker's line to the owner of the pool."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def tell(self, message: Any) -> None:
+        self._connection.send(("told", message))
+
+    def ask(self, message: Any) -> Any:
+        """Say something and wait for the answer."""
+        self._connection.send(("asked", message))
+        return self._connection.recv()
+
+
+Work = Callable[[Any, Channel], Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a worker did: told, asked (answer it), done, or died."""
+
+    kind: str
+    item: Any
+    content: Any = None  # the message, the result, or why it died
+
+
+class _Worker:
+    def __init__(self, work: Work, threads: int) -> None:
+        # A GPU cannot be used after a fork.
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(work, theirs, threads), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.item: Any = None
+        self.busy = False
+
+    def end(self) -> None:
+        self.connection.close()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class Pool:
+    """So many workers at most, started when there is work for them."""
+
+    def __init__(self, work: Work, jobs: int) -> None:
+        self.jobs = jobs
+        self._work = work
+        self._threads = max(1, torch.get_num_threads() // jobs)
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self._workers:
+            if error[0] is not None:  # nobody waits for what they are doing
+                worker.process.kill()
+            worker.end()
+        self._workers = []
+
+    @property
+    def running(self) -> list[Any]:
+        return [worker.item for worker in self._workers if worker.busy]
+
+    @property
+    def free(self) -> int:
+        """How many items more could be worked on."""
+        return self.jobs - len(self.running)
+
+    def submit(self, item: Any) -> None:
+        """Have a free worker do this."""
+        assert self.free, "all workers are busy"
+        idle = [worker for worker in self._workers if not worker.busy]
+        worker = idle[0] if idle else _Worker(self._work, self._threads)
+        if not idle:
+            self._workers.append(worker)
+        worker.item, worker.busy = item, True
+        with suppress(OSError):  # it died in the meantime, as `events` will say
+            worker.connection.send(item)
+
+    def answer(self, item: Any, content: Any) -> None:
+        """Answer the worker of this item, which has asked."""
+        with suppress(OSError):
+            self._of(item).connection.send(content)
+
+    def retire_idle(self) -> None:
+        """End the workers that have nothing to do, with all the memory that they hold."""
+        for worker in [w for w in self._workers if not w.busy]:
+            self._workers.remove(worker)
+            worker.end()
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to all that are busy."""
+        for worker in self._workers:
+            if worker.busy:
+                worker.process.terminate()
+
+    def events(self, seconds: float) -> list[Event]:
+        """What has happened, waiting so long at most for something to happen."""
+        busy = {worker.connection: worker for worker in self._workers if worker.busy}
+        ready = wait(list(busy), seconds) if busy else []
+        return [self._event(busy[each]) for each in ready if isinstance(each, Connection)]
+
+    def _event(self, worker: _Worker) -> Event:
+        try:
+            kind, content = worker.connection.recv()
+        except (EOFError, OSError):
+            worker.process.join()
+            self._workers.remove(worker)
+            return Event("died", worker.item, _how(worker.process.exitcode))
+        if kind == "done":
+            worker.busy = False
+        return Event(kind, worker.item, content)
+
+    def _of(self, item: Any) -> _Worker:
+        return next(worker for worker in self._workers if worker.busy and worker.item is item)
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    return f"its process ended with exit code {code}"
+
+
+def _serve(work: Work, connection: Any, threads: int) -> None:
+    """A worker's life."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # Ctrl-C is for the owner, who asks the workers to stop
+    threading.Thread(target=_end_with_the_owner, daemon=True).start()
+    torch.set_num_threads(threads)
+    channel = Channel(connection)
+    with suppress(EOFError, OSError, KeyboardInterrupt):  # the owner has closed the line
+        while True:
+            connection.send(("done", work(connection.recv(), channel)))
+            if torch.cuda.is_initialized():  # others may need what this one has kept
+                gc.collect()
+                torch.cuda.empty_cache()
+
+
+def _end_with_the_owner() -> None:
+    owner = multiprocessing.parent_process()
+    if owner is not None:
+        wait([owner.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def each(
+    function: Callable[[Item], Any], items: Sequence[Item], jobs: int
+) -> Iterator[tuple[Item, Any]]:
+    """Items with their results, in the order in which they end; `Event` where a worker died."""
+    waiting = list(items)
+    with Pool(_Plainly(function), jobs) as pool:
+        while waiting or pool.running:
+            while waiting and pool.free:
+                pool.submit(waiting.pop(0))
+            for event in pool.events(60):
+                yield event.item, event if event.kind == "died" else event.content
+
+
+@dataclass(frozen=True)
+class _Plainly:
+    """A function that has nothing to tell."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, item: Any, channel: Channel) -> Any:
+        return self.function(item)

@@ -1,0 +1,45 @@
+"""What a run needs, looked for before it is built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rootfree_lab import data, models, optimizers
+from rootfree_lab.config.needed import check_packages
+from rootfree_lab.config.reading import plain_options
+from rootfree_lab.config.settings import Config, DataConfig
+from rootfree_lab.files import weights
+from rootfree_lab.training.losses import make_loss
+
+
+@lru_cache(maxsize=1)  # a comparison trains on one data set many times
+def dataset_of(config: DataConfig) -> Any:
+    """The data of a run, with its augmentation."""
+    folder = None if config.folder is None else Path(config.folder)
+    loaded = data.load(config.name, folder=folder, limit=config.limit, size=config.size)
+    resized = config.crop == "resized"
+    augmentation = replace(loaded.augmentation, resized=resized, erase=config.erase)
+    return replace(loaded, augmentation=augmentation)
+
+
+def check(config: Config) -> None:
+    """Raise where the data or a package are not there, or a name or an option is unknown.
+
+    Builds nothing.
+    """
+    check_packages(config.output)
+    dataset = dataset_of(config.data)
+    models.check(config.model.name, dataset, plain_options(config.model.options))
+    if config.model.weights is not None:
+        weights.check(Path(config.model.weights))
+    make_loss(config.train, classes=dataset.classes, kind=dataset.kind)
+    optimizers.check(config.optimizer.name, plain_options(config.optimizer.options))
+
+
+def classifies(config: Config) -> bool:
+    """Whether a run has an error beside its loss."""
+    dataset = dataset_of(config.data)
+    return bool(dataset.classes > 0 and dataset.kind != "text")

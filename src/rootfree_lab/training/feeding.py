@@ -1,0 +1,161 @@
+"""What the training loop is fed: batches of any kind of data in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootfree_lab import data
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.config.settings import TrainConfig
+
+# Batches of a test are so many times as large as those of training.
+_TEST_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arguments of the model, and targets for its outputs (the selected ones of a graph)."""
+
+    inputs: tuple[Tensor, ...]
+    target: Tensor
+    select: Tensor | None = None
+
+
+class Feed:
+    """The training batches, epoch after epoch, from any position.
+
+    All randomness of an epoch (order, augmentation) comes from one generator. So its state at the
+    epoch's start and the number of batches taken since are the whole position.
+
+    A graph is one batch, unless the model can be asked for some of its nodes (`by_nodes`): then a
+    batch is `batch_size` training nodes.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        augment: bool,
+        by_nodes: bool = False,
+    ) -> None:
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self._source = _source(
+            dataset, "train", config, device, by_nodes=by_nodes,
+            generator=self._generator, augment=augment, drop_last=True,
+        )  # fmt: skip
+        self.terms = self._source.terms  # loss terms of a batch: B
+        self._begin_epoch()
+
+    def __len__(self) -> int:
+        """Batches an epoch."""
+        return len(self._source)
+
+    def _begin_epoch(self, taken: int = 0) -> None:
+        self._start = self._generator.get_state()
+        self._taken = taken
+        self._iterator = self._source.starting_at(taken)
+
+    def take(self) -> Batch:
+        """The next batch; a new epoch begins where one ends."""
+        if self._taken == len(self):
+            self._begin_epoch()
+        self._taken += 1
+        return next(self._iterator)
+
+    def shuffle(self, seed: int) -> None:
+        """Begin an epoch here, in an order of its own."""
+        self._generator.manual_seed(seed)
+        self._begin_epoch()
+
+    def position(self) -> dict[str, Any]:
+        """Where in the data the run is, for a checkpoint."""
+        return {"generator": self._start, "taken": self._taken}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        """Go to a position: the epoch's randomness is drawn again, its batches are not made."""
+        self._generator.set_state(position["generator"])
+        self._begin_epoch(position["taken"])
+
+
+class TestFeed:
+    """The test set, the same batches each time: larger ones, since nothing is kept of them."""
+
+    __test__ = False  # not a test case
+
+    def __init__(
+        self, dataset: Any, config: TrainConfig, device: torch.device, *, by_nodes: bool = False
+    ) -> None:
+        config = replace(config, batch_size=_TEST_BATCHES * config.batch_size)
+        self._source = _source(
+            dataset, "test", config, device, by_nodes=by_nodes,
+            generator=torch.Generator(), augment=False, drop_last=False, shuffle=False,
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._source.starting_at(0)
+
+
+def _source(
+    dataset: Any,
+    part: str,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    by_nodes: bool,
+    **options: Any,
+) -> _Examples | _WholeGraph:
+    """What makes the batches of a part of the data, "train" or "test"; a graph is on the device."""
+    always: tuple[Tensor, ...] = ()
+    split, size = getattr(dataset, part), config.batch_size
+    if dataset.kind == "graph":
+        graph = dataset.graph
+        nodes = getattr(graph, part)
+        nodes = nodes[graph.labels[nodes] >= 0]  # Citeseer has nodes without a label
+        if not by_nodes:
+            return _WholeGraph(graph, nodes)
+        split = data.Split(nodes, graph.labels[nodes])
+        always = (graph.features, graph.edges)
+        # Numbers of nodes are examples as rows of a table are.
+        dataset, size = replace(dataset, kind="tabular"), min(size, len(nodes))
+    if dataset.kind == "text" and config.context < 1:
+        raise ConfigError("train.context must be at least 1 for text, got 0")
+    batches = data.Batches(
+        split, dataset, batch_size=size, device=device, context=config.context, **options
+    )
+    return _Examples(batches, always, terms=size * max(config.context, 1))
+
+
+class _Examples:
+    """Batches of examples; `always` are arguments of the model that all batches share."""
+
+    def __init__(self, batches: data.Batches, always: tuple[Tensor, ...], *, terms: int) -> None:
+        self._batches, self._always, self.terms = batches, always, terms
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def starting_at(self, batch: int) -> Iterator[Batch]:
+        # Not a generator function: what is random is drawn at once.
+        batches = self._batches.starting_at(batch)
+        return (Batch((*self._always, x), y) for x, y in batches)
+
+
+class _WholeGraph:
+    """A graph as one batch: all nodes go through the model, the chosen ones have targets."""
+
+    def __init__(self, graph: Any, nodes: Tensor) -> None:
+        self._batch = Batch((graph.features, graph.edges), graph.labels[nodes], nodes)
+        self.terms = len(nodes)
+
+    def __len__(self) -> int:
+        return 1
+
+    def starting_at(self, batch: int) -> Iterator[Batch]:
+        return iter([self._batch][batch:])

@@ -1,0 +1,67 @@
+"""The learning rate over time, as a factor of the one given: a pure function of the step.
+
+A function of the step alone has no state, so a resumed run needs nothing to continue it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rootfree_lab.config.settings import ScheduleConfig
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Factor of the learning rate at each step of a run."""
+
+    name: str
+    warmup: int  # steps
+    milestones: tuple[int, ...]  # steps
+    factor: float
+    final: float
+    total: int  # steps
+
+    @classmethod
+    def make(cls, config: ScheduleConfig, *, total: int, steps_per_epoch: int) -> Schedule:
+        """A schedule in steps from one in epochs."""
+        warmup = round(config.warmup_epochs * steps_per_epoch)
+        if warmup >= total:
+            raise ValueError(
+                f"schedule.warmup_epochs must be shorter than the run of "
+                f"{total / steps_per_epoch:g} epochs, got {config.warmup_epochs!r}"
+            )
+        milestones = tuple(round(m * steps_per_epoch) for m in config.milestones)
+        return cls(config.name, warmup, milestones, config.factor, config.final, total)
+
+    def __call__(self, step: int) -> float:
+        """The factor at a step, counted from 0."""
+        if step < self.warmup:
+            # The first step is not lost on a rate of zero, and the last one is just below full.
+            return (step + 1) / (self.warmup + 1)
+        if self.name == "step":
+            return float(self.factor ** bisect_right(self.milestones, step))
+        if self.name == "cosine":
+            done = (step - self.warmup) / (self.total - self.warmup)
+            return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2
+        return 1.0
+
+
+def base_rates(optimizers: list[Optimizer]) -> list[list[Any]]:
+    """The learning rates as built, for `set_rates`; taken before any checkpoint is loaded."""
+    return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
+
+
+def set_rates(optimizers: list[Optimizer], base: list[list[Any]], factor: float) -> None:
+    """Set every group's rate to `factor` times its base, in place where it is a tensor."""
+    for optimizer, rates in zip(optimizers, base, strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
