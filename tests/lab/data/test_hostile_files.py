@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lab.data import written
 from rootfree_lab.data.cifar import read_cifar10
 from rootfree_lab.data.errors import DataError, reading
-from rootfree_lab.data.plain_pickle import Made, array_of, read_plain
+from rootfree_lab.data.plain_pickle import Made, PickleError, array_of, read_plain
 from rootfree_lab.data.planetoid import read_planetoid
 from rootfree_lab.data.planetoid_files import read_published
 from rootfree_lab.data.unpacking import check_zip, gunzip, unpack_tar, unpack_zip
@@ -128,6 +128,18 @@ def test_hostile_pickles_are_no_data(what, tmp_path):
         with pytest.raises(DataError, match=f"ind.cora.{part}"):
             read_published(tmp_path, "cora")
         written.planetoid_files(tmp_path, "cora")
+
+
+@pytest.mark.parametrize(
+    "copy", [b"h\x01h\x00\x85R", b"h\x00h\x00\x93"], ids=["encoded", "as a name"]
+)
+def test_text_that_is_copied_for_ever(copy):
+    """100 kB of text and 20 kB of opcodes would become 250 MB and more."""
+    text = b"X" + (100_000).to_bytes(4, "little") + b"a" * 100_000 + b"q\x00"
+    encode = b"c_codecs\nencode\nq\x01"
+    assert read_plain(b"(" + text + encode + b"h\x01)Rl.")[2].name == "_codecs.encode"
+    with pytest.raises(PickleError, match="copies more text than it has"):
+        read_plain(b"(" + text + encode + copy * 2_500 + b"l.")
 
 
 OPCODES = b"](})eaus.Rbqh0K\x01\x85\x86t\x93c\nNl\x81d2"
