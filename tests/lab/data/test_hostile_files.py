@@ -248,6 +248,28 @@ def test_an_archive_that_is_a_bomb(tmp_path, kind):
             check_zip(archive)
 
 
+@pytest.mark.parametrize(
+    ("compression", "at", "value"),
+    [
+        (zipfile.ZIP_DEFLATED, 6, b"\x01"),  # encrypted
+        (zipfile.ZIP_DEFLATED, 8, b"\x63"),  # an unknown method
+        (zipfile.ZIP_LZMA, 60, b"\xff" * 8),
+    ],
+)
+def test_a_zip_that_python_cannot_unpack(tmp_path, compression, at, value):
+    path, places = tmp_path / "data.zip", [at]
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("x.txt", "digits " * 100)
+    content = bytearray(path.read_bytes())
+    if at < 30:  # the entry at the end of the file says it again
+        places.append(content.rindex(b"PK\x01\x02") + at + 2)
+    for place in places:
+        content[place : place + len(value)] = value
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"data\.zip is truncated or altered"), reading(path):
+        unpack_zip(path, ("*.txt",), tmp_path)
+
+
 def test_a_graph_that_is_a_bomb(tmp_path):
     np.savez_compressed(tmp_path / "cora.npz", feat_data=np.zeros(20_000_000, np.float32))
     with pytest.raises(DataError, match=r"cora.npz .*unpacks to more than"):
