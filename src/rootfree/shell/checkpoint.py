@@ -134,10 +134,8 @@ def _tell_of_options_without_effect(
     """Warn of what another method would look at, and the one of this checkpoint does not.
 
     It is no reason to refuse: code that sets an option in all groups, whatever they have, leaves
-    such a checkpoint. So do schedulers in groups of AdamW.
+    such a checkpoint.
     """
-    if optimizer._of(group) is not optimizer:
-        return
     name = type(optimizer).__name__
     for key in sorted(OF_SOME_METHOD & saved.keys() - group.keys() - optimizer.options.keys()):
         warnings.warn(
