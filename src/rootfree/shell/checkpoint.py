@@ -122,8 +122,7 @@ def _checked_values(
         raise StateMismatchError(f"step must be a count in the checkpoint, got {counted!r}")
     values = {**group, **deepcopy(dict(saved))}
     method = optimizer._of(values)
-    name = type(optimizer).__name__
-    check_option_names(saved, [*method.options, "companion"], method=name)
+    check_option_names(saved, [*method.options, "companion"], method=type(optimizer).__name__)
     values.update(method._checked_options(values))
     return {key: values[key] for key in saved if key != "step"} | {"lr": values["lr"]}
 

@@ -17,16 +17,19 @@ _FRAMES = 24
 Wrappers = tuple[Callable[[], Any], ...]
 
 
-def _attributes(wrapper: Any) -> dict[str, Any]:
+def _values(wrapper: Any) -> list[Any]:
     """What an object has of its own, in its `__dict__` and in slots."""
-    slots = [
-        name
-        for kind in type(wrapper).__mro__
-        for name, member in vars(kind).items()
-        if isinstance(member, MemberDescriptorType)
-    ]
-    own = {name: getattr(wrapper, name, None) for name in slots}
-    return {**own, **getattr(wrapper, "__dict__", {})}
+    members = [each for kind in type(wrapper).__mro__ for each in vars(kind).items()]
+    slots = [name for name, member in members if isinstance(member, MemberDescriptorType)]
+    own = [getattr(wrapper, name, None) for name in slots]
+    return own + list(getattr(wrapper, "__dict__", {}).values())
+
+
+def _told(wrapper: Any) -> Any:
+    """The batch size that an object has of its own; in every step, so it looks at nothing else."""
+    is_slot = isinstance(getattr(type(wrapper), "batch_size", None), MemberDescriptorType)
+    own = getattr(wrapper, "__dict__", {})
+    return getattr(wrapper, "batch_size", None) if is_slot else own.get("batch_size")
 
 
 def _reference(wrapper: Any) -> Callable[[], Any]:
@@ -48,8 +51,7 @@ def wrappers_around(optimizer: Any) -> Wrappers:
         first = frame.f_code.co_varnames[:1] if frame is not None and steps else ()
         caller = frame.f_locals.get(*first) if frame is not None and first else None
         if caller is not None and all(caller is not each for each in held):
-            own = _attributes(caller).values()
-            holds = any(value is each for value in own for each in held)
+            holds = any(value is each for value in _values(caller) for each in held)
             if holds and hasattr(caller, "param_groups") and hasattr(caller, "step"):
                 held.append(caller)
                 found.append(_reference(caller))
@@ -65,7 +67,7 @@ def still_untold(wrappers: Wrappers, ours: Iterable[Any]) -> Wrappers:
     """
     values: Sequence[Any] = list(ours)
     for wrapper in filter(None, (each() for each in wrappers)):
-        told = _attributes(wrapper).get("batch_size")
+        told = _told(wrapper)
         if told is not None and any(value != told for value in values):
             name = type(wrapper).__name__
             warnings.warn(
