@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch import nn
 import rootfree
 from conformance.problems import groups_without_params
 from rootfree.shell.checkpoint import StateMismatchError
+from rootfree.shell.companion import AdamW
+from rootfree.shell.options import OF_SOME_METHOD
 
 MAKE = {
     "RFRMSprop": lambda ps: rootfree.RFRMSprop(ps, batch_size=4),
@@ -144,6 +147,44 @@ def test_a_bad_group_changes_nothing(method, what):
     saved = copy.deepcopy(made(method, seed=1).state_dict())
     saved["param_groups"][-1].update(values)
     refused(made(method), saved, message)
+
+
+def test_options_of_other_methods_are_told_and_those_of_nobody_kept():
+    saved = copy.deepcopy(made("RFRMSprop", seed=1).state_dict())
+    saved["param_groups"][-1].update({"structure": "dense", "lr_scale": 0.5, "max_lr": 1.0})
+    optimizer = made("RFRMSprop")
+    with pytest.warns(UserWarning, match="structure = 'dense', an option that RFRMSprop does not"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[-1]["lr_scale"] == 0.5
+    with warnings.catch_warnings():  # the groups have it now
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(saved)
+    known = [*rootfree.RootFreeOptimizer.__subclasses__(), AdamW]
+    known += [method for each in known[:-1] for method in each.__subclasses__()]
+    methods = [method for method in known if "rootfree" in method.__module__]
+    assert {name for m in methods for name in m.options} - {"companion"} == OF_SOME_METHOD
+
+
+@pytest.mark.parametrize("companion", [False, True])
+def test_keys_of_schedulers_come_back_without_a_word(companion):
+    """OneCycleLR sets the momentum of all groups; those of AdamW have none."""
+
+    def fresh():
+        layer = nn.Linear(3, 2)
+        groups = [{"params": [layer.weight]}, {"params": [layer.bias]}]
+        if companion:
+            groups[1]["companion"] = "adamw"
+        return rootfree.IFShampoo(groups, batch_size=4)
+
+    source = fresh()
+    torch.optim.lr_scheduler.OneCycleLR(source, max_lr=0.1, total_steps=10)
+    saved = copy.deepcopy(source.state_dict())
+    optimizer = fresh()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(saved)
+    assert [group["max_lr"] for group in optimizer.param_groups] == [0.1, 0.1]
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.95, 0.95]
 
 
 @every_method

@@ -116,6 +116,67 @@ def test_without_labels_the_ids_are_counted():
     assert counted(Language(), loss, count="tokens") == 24
 
 
+class Transposed(Language):
+    """Classes on the second axis, as cross entropy takes them."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return super().forward(input_ids).transpose(1, 2)
+
+
+class Flat(Language):
+    """Several outputs; the loss takes one of them."""
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.embedding(input_ids), super().forward(input_ids).flatten(0, 1)
+
+
+OUTSIDE = {
+    "last axis": (Language, lambda y, labels: cross_entropy(y.flatten(0, 1), labels.flatten())),
+    "second axis": (Transposed, cross_entropy),
+    "flat": (Flat, lambda y, labels: cross_entropy(y[1], labels.flatten())),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_a_loss_outside_of_the_model_tells_by_its_gradient_what_it_leaves_out(case):
+    """Labels of -100 have a gradient of zeros; all of zeros, as in the last pass, tells nothing."""
+    make, loss = OUTSIDE[case]
+    model = make()
+    optimizer = optimizer_of(model)
+    rootfree.track_batch_size(model, optimizer, "tokens")
+    for left_out, factor, B in [((0, 2), 1, 12), ((1, 5), 1, 15), ((0, 2), 1, 12), ((0, 2), 0, 15)]:
+        ids = torch.randint(VOCABULARY, (3, 5))
+        labels = ids.clone()
+        labels[left_out[0], left_out[1] :] = -100
+        optimizer.zero_grad()
+        (factor * loss(model(ids), labels)).backward()
+        optimizer.step()
+        assert optimizer.batch_size == B
+
+
+def test_positions_of_several_backward_passes_are_put_together():
+    """A loss in pieces: the last token has no next one; the third is in two pieces."""
+    ids = torch.randint(VOCABULARY, (3, 5))
+    model = Language()
+    optimizer = optimizer_of(model)
+    rootfree.track_batch_size(model, optimizer, "tokens")
+    logits = model(ids)
+    for piece in (slice(0, 3), slice(2, 4)):
+        logits[:, piece].logsumexp(-1).mean().backward(retain_graph=True)
+    optimizer.step()
+    assert optimizer.batch_size == 12
+
+
+def test_an_output_without_places_for_the_tokens_is_told():
+    class Classifier(Language):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return super().forward(input_ids).mean(1)
+
+    ids = torch.randint(VOCABULARY, (3, 5))
+    with pytest.raises(UserWarning, match=r"15 tokens of shape \(3, 5\), but.*shape \(3, 11\)"):
+        counted(Classifier(), lambda m: m(ids).logsumexp(1).mean(), count="tokens")
+
+
 def test_tokens_need_integers():
     model = nn.Linear(3, 1)
     optimizer = optimizer_of(model)

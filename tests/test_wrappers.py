@@ -46,6 +46,22 @@ class Inheriting(Optimizer):
         return self.base_optimizer.step(closure)
 
 
+class Slotted:
+    """Neither a `__dict__` nor a place for weak references."""
+
+    __slots__ = ("base", "batch_size")
+
+    def __init__(self, base) -> None:
+        self.base = base
+
+    @property
+    def param_groups(self):
+        return self.base.param_groups
+
+    def step(self, closure=None):
+        return self.base.step(closure)
+
+
 class Trainer:
     """Not an optimizer: its batch size is that of its data."""
 
@@ -66,6 +82,8 @@ WRAPPERS = {
     "holding": Holding,
     "differently": Differently,
     "inheriting": Inheriting,
+    "slotted": Slotted,
+    "nested in slots": lambda optimizer: Slotted(Holding(optimizer)),
     "nested": lambda optimizer: Holding(Inheriting(optimizer)),
 }
 
@@ -96,6 +114,7 @@ def test_missing_is_an_error_as_ever():
         lambda o: o,
         Holding,
         Inheriting,
+        Slotted,
         Trainer,
         lambda o: Trainer(Holding(o)),
     ],

@@ -53,7 +53,7 @@ def test_the_counter_counts():
 def test_no_host_synchronisation_in_step(row, lr, monkeypatch):
     """As on a GPU: on a CPU the host reads flags, which waits for nothing."""
     monkeypatch.setattr(gradients, "host_reads", lambda device: False)
-    monkeypatch.setattr(diagonal, "_all_below", lambda gs, *, gain: False)
+    monkeypatch.setattr(diagonal, "_all_below", lambda gs, *, reach: False)
     model = network()
     optimizer = row.make(model.parameters(), lr=lr, weight_decay=1e-3)
     for x, y in batches(3):

@@ -136,6 +136,31 @@ def test_a_group_left_to_adamw():
     assert adamw > 0
 
 
+def test_a_parameter_that_starts_anew(row):
+    """Its entry in the state was removed, as after pruning or growing it: it is as at first."""
+    model, optimizer, _ = trained(row)
+    fresh = row.make(network().named_parameters())
+    optimizer.state.clear()
+    model.zero_grad()
+    found, expected = optimizer.diagnostics().read(), fresh.diagnostics().read()
+    assert [p.factors for p in found] == [p.factors for p in expected]
+    assert [p.momentum_norm for p in found] == [p.momentum_norm for p in expected]
+    assert len(optimizer.state) == 0
+
+
+def test_what_is_not_finite_is_named():
+    model, optimizer, _ = trained(ROWS[0])
+    weight = next(model.parameters())
+    with torch.no_grad():
+        weight[0] = math.inf
+    optimizer.state[weight]["momentum"][0] = math.nan
+    name = next(name for name, _ in model.named_parameters())
+    lost = "has numbers that are not finite"
+    found = optimizer.diagnostics()
+    assert found.warnings() == [f"parameter {name} {lost}", f"momentum of {name} {lost}"]
+    assert "nan" in str(found)
+
+
 def test_nothing_to_tell():
     """Parameters without elements, gradients or steps."""
     ps = [nn.Parameter(torch.zeros(shape)) for shape in ((), (0, 3), (2, 2))]

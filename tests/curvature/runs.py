@@ -31,7 +31,10 @@ ALL_METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         partial(rootfree.RFRMSprop, max_update=None, nesterov=False),
         lambda start, options: RFRMSPropOracle(start, **options),
     ),
-    "RFAdagrad": (rootfree.RFAdagrad, lambda start, options: RFAdaGradOracle(start, **options)),
+    "RFAdagrad": (
+        partial(rootfree.RFAdagrad, max_update=None),
+        lambda start, options: RFAdaGradOracle(start, **options),
+    ),
     "RFAdamW": (partial(rootfree.RFAdamW, max_update=None), _adamw),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def lists(
 
 def fused(update: str, x: Lists, kernel: FusedDiagonal | None = None) -> bool:
     kernel, tail = kernel or FusedDiagonal(x.ps), x.options["tail"]
-    kernel.send(tail, keep=1 - BETA2 * x.options["gamma"], gain=BETA2 * B, lam=LAM)
+    kernel.send(tail, keep=1 - BETA2 * x.options["gamma"], gain=BETA2 * B, reach=inf, lam=LAM)
     done = kernel.update_(update, x.gs, x.ss, x.ms, x.counters, tail)
     assert kernel.fits == done
     return done
@@ -180,7 +181,7 @@ def test_numbers_come_from_the_table(update):
     """A recorded update follows what is sent later."""
     x = lists([(9,), (2, 3)], decoupled=True)
     other, kernel = with_tail(x.clone(), lr=0.3, alpha1=0.5, kappa=0.2), FusedDiagonal(x.ps)
-    kernel.send(other.options["tail"], keep=1 - BETA2, gain=BETA2 * B, lam=LAM)
+    kernel.send(other.options["tail"], keep=1 - BETA2, gain=BETA2 * B, reach=inf, lam=LAM)
     assert kernel.update_(update, x.gs, x.ss, x.ms, x.counters, x.options["tail"])
     by_rule(update, other)
     assert_alike(x, other)

@@ -166,7 +166,7 @@ def test_one_per_cent_more_of_anything_is_seen(method, perturbation):
 def test_a_batch_size_that_changes_scales_each_squared_gradient_by_its_own(method):
     rng = np.random.default_rng(0)
     p = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-    optimizer = method.optimizer([p], lr=0.1, damping=0.0)
+    optimizer = method.optimizer([p], lr=0.1, damping=0.0, max_update=None)
     s = np.ones(3)
     is_adam = isinstance(optimizer, rootfree.RFAdamW)
     beta2 = 1 - optimizer.defaults["betas"][1] if is_adam else optimizer.defaults["precond_lr"]

@@ -31,15 +31,15 @@ class FusedDiagonal:
         #: parameters, preconditioners, momenta, counters
         self._state = AddressTable(4 * len(ps), device, beside=tables)
         self._gradients = AddressTable(len(ps), device, beside=tables)
-        self._numbers = NumberTable(8, device)
+        self._numbers = NumberTable(9, device)
         self._strides: list[tuple[int, ...]] | None = None  # None: the kernel cannot take them
         self.fits = False  # whether the last update was done
 
-    def send(self, tail: Tail, *, keep: float, gain: float, lam: float) -> None:
+    def send(self, tail: Tail, *, keep: float, gain: float, reach: float, lam: float) -> None:
         """Bring the hyper-parameters to the device."""
         self._gradients.stock_up()
         self._state.stock_up()
-        others = (tail.alpha1, max(lam, TINY), tail.kappa, tail.clip or 1.0)
+        others = (tail.alpha1, max(lam, TINY), tail.kappa, tail.clip or 1.0, reach)
         self._numbers.send(tail.lr, keep, gain, *others, 0.0)
 
     def update_(

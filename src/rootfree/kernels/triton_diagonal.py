@@ -3,7 +3,7 @@
 A program updates one chunk of one parameter. `items` (two int32 each) says which parameter and
 which chunk; `state` holds the addresses of all parameters, then of all preconditioners, all momenta
 and, for bf16 state, all rounding counters; `gradients` those of the gradients. `numbers` (fp32):
-β₁, keep, gain, α₁, λ, κ, c, and last, if not 0, that nothing may change.
+β₁, keep, gain, α₁, λ, κ, c, reach, and last, if not 0, that nothing may change.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import triton.language as tl
 from rootfree.kernels.triton_shared import clipped, load_pointer, store_state
 from rootfree.rules import diagonal
 
-ROOT_OF_GROWTH = tl.constexpr(diagonal.GROWTH**0.5)
 LARGEST = tl.constexpr(diagonal.LARGEST)
 
 
 @triton.jit
 def _update(
-    p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa, c,
+    p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa, c, reach,
     AVERAGED: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
     CLIP: tl.constexpr,
 ):  # fmt: skip
@@ -35,7 +34,7 @@ def _update(
     g = tl.load(g_at + at, mask).to(tl.float32)
     s = tl.load(s_at + at, mask).to(tl.float32)
     if CLIP:
-        g = clipped(g, tl.sqrt(s + 1) * tl.sqrt(1 / gain) * ROOT_OF_GROWTH)
+        g = clipped(g, tl.sqrt(s + 1) * reach)
     s = keep * s + gain * (g * g)
     s = tl.where(s > LARGEST, LARGEST, s)
     if MOMENTUM:
@@ -71,7 +70,7 @@ def diagonal_kernel(
     ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one parameter."""
-    if tl.load(numbers + 7) != 0:
+    if tl.load(numbers + 8) != 0:
         return
     which = tl.load(items + 2 * tl.program_id(0))
     start = tl.load(items + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
@@ -92,12 +91,13 @@ def diagonal_kernel(
     lam = tl.load(numbers + 4)
     kappa = tl.load(numbers + 5)
     c = tl.load(numbers + 6)
+    reach = tl.load(numbers + 7)
     if start + CHUNK <= size:  # without a mask four numbers are read at once
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             _update(
                 p_at, g_at, s_at, m_at, at, None, counter,
-                step, keep, gain, alpha1, lam, kappa, c,
+                step, keep, gain, alpha1, lam, kappa, c, reach,
                 AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP,
             )  # fmt: skip
     else:
@@ -106,6 +106,6 @@ def diagonal_kernel(
             mask = at < size
             _update(
                 p_at, g_at, s_at, m_at, at, mask, counter,
-                step, keep, gain, alpha1, lam, kappa, c,
+                step, keep, gain, alpha1, lam, kappa, c, reach,
                 AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP,
             )  # fmt: skip

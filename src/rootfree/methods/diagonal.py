@@ -16,8 +16,11 @@ from rootfree.rules.diagonal import (
     TINY,
     accumulate_,
     accumulate_squares_,
+    largest_of,
     limited,
+    limited_together,
     preconditioned_heavy_ball_,
+    reach,
 )
 from rootfree.shell.inspection import Factor, diagonal_limit
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
@@ -39,7 +42,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
     """Base of the diagonal methods: RF-RMSProp and RF-AdaGrad as they are, RF-AdamW by override."""
 
     _kernel: ClassVar[str] = "heavy_ball"  #: in kernels/triton_diagonal.py
-    _gamma: ClassVar[float]  #: γ: 1 averages, 0 sums
+    _gamma: ClassVar[float] = 1.0  #: γ: 1 averages, 0 sums
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         # s = 1 and, with momentum, m = 0
@@ -77,34 +80,35 @@ class DiagonalOptimizer(RootFreeOptimizer):
     def _update_by_rule(self, work: Work) -> None:
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
         group = work.group
-        gs = self._limited(work, in_working_dtype(ps, work.gs), beta2=group["precond_lr"])
+        gs = in_working_dtype(ps, work.gs)
         with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- (1 - β₂γ) s + β₂ B g²
-            self._accumulate_(work, ss, gs, beta2=group["precond_lr"], gamma=self._gamma)
+            gs = self._accumulate_(work, ss, gs, beta2=group["precond_lr"], gamma=self._gamma)
         with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
             tail = self._tail(group)
             preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
 
-    def _limited(self, work: Work, gs: list[Tensor], *, beta2: float) -> list[Tensor]:
-        """The gradients without outliers, where steps are limited too: else it is the paper's rule.
-
-        A given curvature is not theirs, so they stay.
-        """
-        if self._curvature is not None or work.group["max_update"] is None:
-            return gs
-        return limited(gs, states(work, "preconditioner"), gain=beta2 * work.group["batch_size"])
-
     def _accumulate_(
         self, work: Work, ss: list[Tensor], gs: list[Tensor], *, beta2: float, gamma: float
-    ) -> None:
-        """s <- (1 - β₂γ) s + β₂ diag(H), where H = B·ggᵀ unless it is given.  Changes ss."""
-        B = work.group["batch_size"]
+    ) -> list[Tensor]:
+        """s <- (1 - β₂γ) s + β₂ diag(H), where H = B·ggᵀ unless it is given.  Changes ss.
+
+        Returns the gradients, without outliers where steps are limited too: else it is the paper's
+        rule, and they are what they were.
+        """
+        B, guarded = work.group["batch_size"], work.group["max_update"] is not None
+        largest = largest_of(states(work, "preconditioner")[0].dtype)
         if self._curvature is None:
-            accumulate_squares_(ss, gs, beta2=beta2, B=B, gamma=gamma)
+            if guarded:
+                gs = limited(gs, ss, reach=reach(gain=beta2 * B, gamma=gamma))
+            accumulate_squares_(ss, gs, beta2=beta2, B=B, gamma=gamma, largest=largest)
         else:
             hs = self._curvature.diagonals(work.params, gs, work.offsets, B=B)
-            accumulate_(ss, hs, beta2=beta2, gamma=gamma)
+            if guarded:
+                gs, hs = limited_together(gs, hs, ss, reach=reach(gain=beta2, gamma=gamma))
+            accumulate_(ss, hs, beta2=beta2, gamma=gamma, largest=largest)
+        return gs
 
     def _rates(self, group: Group) -> dict[str, float]:
         """s <- keep·s + gain·g²."""
@@ -139,4 +143,6 @@ class DiagonalOptimizer(RootFreeOptimizer):
     def _send_numbers(self, work: Work) -> None:
         if work.kernel is not None:
             group = work.group
-            work.kernel.send(self._tail(group), lam=group["damping"], **self._rates(group))
+            rates = self._rates(group)
+            rates["reach"] = reach(gain=rates["gain"], gamma=self._gamma)
+            work.kernel.send(self._tail(group), lam=group["damping"], **rates)

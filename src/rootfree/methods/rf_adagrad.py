@@ -25,6 +25,11 @@ class RFAdagrad(DiagonalOptimizer):
     sparse features; on networks the methods that average do better. The arguments are those of
     :class:`rootfree.RFRMSprop`; ``precond_lr`` may be any non-negative number.
 
+    A sum forgets nothing. With ``max_update``, the default, g² counts at most as much as doubles
+    s + 1: one outlier slows an element down, and does not stop it. The limit on g/(s + λ) itself is
+    there for a given curvature, and for small ``precond_lr``. ``max_update=None`` is the paper's
+    method.
+
     Example:
         >>> import torch, rootfree
         >>> model = torch.nn.Linear(4, 1)
@@ -49,7 +54,7 @@ class RFAdagrad(DiagonalOptimizer):
         weight_decay: float = 0.0,  # κ
         nesterov: bool = False,
         decoupled_weight_decay: bool = False,
-        max_update: float | None = None,
+        max_update: float | None = 10.0,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,

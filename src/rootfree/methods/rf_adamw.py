@@ -91,11 +91,11 @@ class RFAdamW(DiagonalOptimizer):
     def _update_by_rule(self, work: Work) -> None:
         group, (b1, b2) = work.group, work.group["betas"]
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
-        gs = self._limited(work, in_working_dtype(ps, work.gs), beta2=1 - b2)
+        gs = in_working_dtype(ps, work.gs)
         lr, lam, c = group["lr"], group["damping"], group["max_update"]
         with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- b₂ s + (1 - b₂) B g²   (s = B v)
-            self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=1.0)
+            gs = self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=self._gamma)
         with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ)
             within = gs if c is None else limited_for_average(gs, ss, lam=lam, c=c)

@@ -38,9 +38,9 @@ class RFRMSprop(DiagonalOptimizer):
         nesterov: the step is g/(s + λ) + κp + α₁m in place of m.
         decoupled_weight_decay: False: κp enters the momentum. True: p <- (1 - β₁κ)p.
         max_update: c, a limit on each element of g/(s + λ), before momentum: no element of p moves
-            by more than β₁c/(1 - α₁) in a step. With it, g² counts at most as much as makes s
-            1,000(s + 1): an outlier does not stop an element for long. None: no limits, as in the
-            paper.
+            by more than β₁c/(1 - α₁) in a step. With it, g², or the given curvature, counts at most
+            as much as adds 1,000(s + 1) to s: an outlier does not stop an element for long. None:
+            no limits, as in the paper.
         state_dtype: dtype of s and m. None: float32, for float64 parameters float64.
             ``torch.bfloat16`` halves the state and rounds it stochastically.
         curvature: where H comes from, a :class:`rootfree.Curvature`; diag(H) takes the place of
@@ -70,7 +70,6 @@ class RFRMSprop(DiagonalOptimizer):
         >>> optimizer.step()
     """
 
-    _gamma = 1.0
     options = HEAVY_BALL_OPTIONS
 
     def __init__(

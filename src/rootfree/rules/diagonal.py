@@ -21,49 +21,79 @@ Tensors = list[Tensor]
 TINY = torch.finfo(torch.float32).tiny
 
 
-# In one step s grows to about this times s + 1 at most: an outlier is forgotten in log(GROWTH)/β₂
-# steps.
-GROWTH = 1e3
+# In one step s grows by this times s + 1 at most. An average forgets an outlier in log(GROWTH)/β₂
+# steps. A sum forgets nothing, so it may no more than double.
+GROWTH, GROWTH_OF_SUMS = 1e3, 1.0
 # Where s ends, so that it can come back: just inside the range of fp32 and bf16.
 LARGEST = 3e38
 
 
-def limited(gs: Tensors, ss: Tensors, *, gain: float) -> Tensors:
-    """max(-c, min(g, c)), element by element, with gain·c² = GROWTH·(s + 1).
+def reach(*, gain: float, gamma: float) -> float:
+    """c/√(s + 1), where a gradient c adds as much to s as it may grow; γ = 0 sums."""
+    growth = GROWTH if gamma > 0 else GROWTH_OF_SUMS
+    return math.sqrt(growth / gain) if gain > 0 else math.inf
+
+
+def limited(gs: Tensors, ss: Tensors, *, reach: float) -> Tensors:
+    """max(-c, min(g, c)), element by element, with c = reach·√(s + 1).
 
     The step g/(s + gain·g²) is largest for a smaller g than c, so an outlier still takes less than
     the largest step.
     """
-    if _all_below(gs, gain=gain):
+    if _all_below(gs, reach=reach):
         return gs
     limits = list(torch._foreach_add(ss, 1.0))
     torch._foreach_sqrt_(limits)
-    torch._foreach_mul_(limits, math.sqrt(GROWTH / gain))
+    torch._foreach_mul_(limits, reach)
     return _within(gs, limits)
 
 
-def _all_below(gs: Tensors, *, gain: float) -> bool:
+def _all_below(gs: Tensors, *, reach: float) -> bool:
     """Whether no gradient can reach its limit, where that is known at once."""
-    if gain == 0:
+    if reach == math.inf:
         return True
     if torch.compiler.is_compiling() or type(gs[0]) is not Tensor or gs[0].device.type != "cpu":
         return False
-    largest = torch.stack(torch._foreach_norm(gs)).max().item()
-    return bool(gain * largest**2 <= GROWTH)
+    return bool(torch.stack(torch._foreach_norm(gs)).max().item() <= reach)
 
 
-def accumulate_squares_(ss: Tensors, gs: Tensors, *, beta2: float, B: int, gamma: float) -> None:
-    """s <- (1 - β₂γ) s + β₂ B g².  Changes ss."""
+def limited_together(
+    gs: Tensors, hs: Tensors, ss: Tensors, *, reach: float
+) -> tuple[Tensors, Tensors]:
+    """(√f·g, f·h), f = min(1, reach²·(s + 1)/h): h adds at most what s may grow by.
+
+    A batch that is unlike the others has a large h and a large g², so both are limited.
+    """
+    limits = list(torch._foreach_add(ss, 1.0))
+    torch._foreach_mul_(limits, reach**2)
+    factors = list(torch._foreach_div(limits, list(torch._foreach_clamp_min(hs, TINY))))
+    torch._foreach_clamp_max_(factors, 1.0)
+    torch._foreach_sqrt_(factors)
+    # f·h as a minimum: h may be infinite, as B·g² of a large g is.
+    return list(torch._foreach_mul(gs, factors)), list(torch._foreach_minimum(hs, limits))
+
+
+def largest_of(dtype: torch.dtype) -> float:
+    """Where an s that is kept in this dtype ends."""
+    return 1e308 if dtype == torch.float64 else LARGEST
+
+
+def accumulate_squares_(
+    ss: Tensors, gs: Tensors, *, beta2: float, B: int, gamma: float, largest: float = LARGEST
+) -> None:
+    """s <- (1 - β₂γ) s + β₂ B g², at most `largest`.  Changes ss."""
     torch._foreach_mul_(ss, 1 - beta2 * gamma)
     torch._foreach_addcmul_(ss, gs, gs, value=beta2 * B)
-    torch._foreach_clamp_max_(ss, LARGEST)
+    torch._foreach_clamp_max_(ss, largest)
 
 
-def accumulate_(ss: Tensors, hs: Tensors, *, beta2: float, gamma: float) -> None:
-    """s <- (1 - β₂γ) s + β₂ h, h the diagonal of the curvature.  Changes ss."""
+def accumulate_(
+    ss: Tensors, hs: Tensors, *, beta2: float, gamma: float, largest: float = LARGEST
+) -> None:
+    """s <- (1 - β₂γ) s + β₂ h, h the diagonal of the curvature, at most `largest`.  Changes ss."""
     torch._foreach_mul_(ss, 1 - beta2 * gamma)
     torch._foreach_add_(ss, hs, alpha=beta2)
-    torch._foreach_clamp_max_(ss, LARGEST)
+    torch._foreach_clamp_max_(ss, largest)
 
 
 def preconditioned_heavy_ball_(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,16 @@ from rootfree.shell.batch_size_option import check_is_used
 from rootfree.shell.checks import natural_number, positive_integer
 from rootfree.shell.loss_terms import (
     Count,
+    Ids,
+    class_axis,
     counter_of,
     doubt_about_inputs,
     doubt_about_loss,
     tensors_in,
+    used_positions,
 )
 from rootfree.shell.optimizer import RootFreeOptimizer
+from rootfree.shell.read_later import ReadLater
 
 # Where wrappers keep the optimizer that they wrap.
 _INSIDE = ("optimizer", "_optimizer", "_base_optimizer")
@@ -49,10 +54,11 @@ def track_batch_size(
         count: what a loss term is. "examples": the length of the first tensor found in the
             forward's arguments, nested ones included. "tokens": the labels that are not -100 if
             there is an argument ``labels``, without the first of each sequence for models that
-            compare each token with the next (``...ForCausalLM``); else the numbers in the first
-            tensor of token ids. A function of the forward's positional and keyword arguments
-            returns the number itself. None: "examples", with a warning where inputs or the
-            gradient of the loss speak against it.
+            compare each token with the next (``...ForCausalLM``); else the positions of the first
+            tensor of token ids at which the gradient of the output is not zero, which are those
+            that the loss does not leave out. A function of the forward's positional and keyword
+            arguments returns the number itself. None: "examples", with a warning where inputs or
+            the gradient of the loss speak against it.
         data_parallel_size: ranks that average gradients, where all have batches of one size: the
             count is multiplied by it, and nothing is communicated.
         process_group: the ranks that average gradients, a process group or a DeviceMesh. Default:
@@ -120,7 +126,7 @@ class BatchSizeTracker:
     ) -> None:
         self._count, self._guesses = counter
         self._over_ranks = total
-        self._total = 0
+        self._passes: list[_Pass] = []  # since the last step
         self._backward = -1  # the backward pass that was counted last
         self._looked = False  # whether the gradient of a loss was looked at
         self._name = type(model).__name__
@@ -139,6 +145,18 @@ class BatchSizeTracker:
                 stacklevel=2,
             )
 
+    def _miss(self, ids: Ids, shapes: list[tuple[int, ...]]) -> None:
+        """Warn once that the output has no place for each token."""
+        if not self._looked:
+            self._looked = True
+            warnings.warn(
+                f"track_batch_size counts {ids} tokens of shape {tuple(ids.shape)}, but the "
+                f"model's output has shape {', '.join(map(str, shapes))}: it does not tell which "
+                "of them the loss leaves out. Give the model its labels, or give a function as "
+                "count",
+                stacklevel=2,
+            )
+
     def _look_at(self, gradient: Tensor, terms: int) -> None:
         """In the first backward pass alone: the host waits for the device."""
         if not self._looked:
@@ -151,35 +169,44 @@ class BatchSizeTracker:
         """Count a forward pass when its backward pass comes by."""
         if not (module.training and torch.is_grad_enabled()):
             return
-        terms = natural_number("the count of loss terms", self._count(args, kwargs))
+        found = self._count(args, kwargs)
+        terms = natural_number("the count of loss terms", found)
         if self._guesses:
             self._doubt(doubt_about_inputs(args, kwargs), terms)
         # Counted when the backward pass comes by, not now: zero_grad() may stand between forward
         # and backward, and a forward that is never differentiated contributes no gradient.
-        waiting = [terms]
+        here = _Pass(terms)
         outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         alone = len(outputs) == 1  # the hook must not hold tensors that hold it
+        axes: list[int | None] = [None] * len(outputs)
+        if isinstance(found, Ids):
+            axes = [class_axis(tensor.shape, found.shape) for tensor in outputs]
+            if outputs and not any(axes):
+                self._miss(found, [tuple(tensor.shape) for tensor in outputs])
 
-        def on_backward(gradient: Tensor) -> None:
-            if not waiting:  # several outputs, or several backward passes, are still one batch
+        def on_backward(gradient: Tensor, axis: int | None) -> None:
+            if axis is not None:
+                here.use(used_positions(gradient, axis))
+            if here.counted:  # several outputs, or several backward passes, are still one batch
                 return
-            self._total += waiting.pop()
+            here.counted = True
+            self._passes.append(here)
             backward, self._backward = self._backward, torch._C._current_graph_task_id()
             if self._guesses and backward == self._backward != -1:
                 reason = "several forward passes went into one backward pass, and their counts add"
-                self._doubt(reason, self._total)
+                self._doubt(reason, sum(map(int, self._passes)))
             if self._guesses and alone:
                 self._look_at(gradient, terms)
 
-        for tensor in outputs:
-            tensor.register_hook(on_backward)
+        for tensor, axis in zip(outputs, axes, strict=True):
+            tensor.register_hook(partial(on_backward, axis=axis))
 
     def take(self, *, needed: bool = True) -> int:
         """The number of loss terms since the last step, over all ranks; starts anew.
 
         `needed`: whether there are gradients here, which makes a count of zero an error.
         """
-        total = self._over_ranks(self._total)
+        total = self._over_ranks(sum(map(int, self._passes)))
         if total == 0 and needed:
             raise RuntimeError(
                 f"track_batch_size saw no backward pass through {self._name} in training mode "
@@ -192,7 +219,7 @@ class BatchSizeTracker:
 
     def reset(self) -> None:
         """Forget what was counted since the last step."""
-        self._total = 0
+        self._passes = []
 
     def remove(self) -> None:
         """Take the hook off the model; the optimizer keeps the last batch size."""
@@ -206,6 +233,25 @@ class BatchSizeTracker:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+class _Pass:
+    """A forward pass: its loss terms, fewer if a loss does not depend on all its positions."""
+
+    def __init__(self, terms: int) -> None:
+        self.counted = False
+        self._terms = terms
+        self._used: Tensor | None = None
+        self._number: ReadLater | None = None
+
+    def use(self, positions: Tensor) -> None:
+        """Positions that a loss depends on; those of several losses are put together."""
+        self._used = positions if self._used is None else self._used | positions
+        self._number = ReadLater(self._used.sum())
+
+    def __int__(self) -> int:
+        # Where all gradients are zero no count matters.
+        return self._terms if self._number is None else int(self._number) or self._terms
 
 
 class _Hook:

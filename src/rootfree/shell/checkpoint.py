@@ -6,6 +6,7 @@ in. Loading is all or nothing: everything is checked before anything is copied.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from rootfree.shell.checkpoint_matching import (
     match_state_dict,
 )
 from rootfree.shell.groups import check_option_names
+from rootfree.shell.options import OF_SOME_METHOD
 from rootfree.shell.step_counts import CLOCK
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
                 new = {**group, **values[-1], "step": saved_group.get("step", 0)}
                 rows.append((p, *_fitting(optimizer, p, new, saved)))
     foreign = deepcopy(foreign_entries(state_dict))
+    for group, saved_group, _ in matched:
+        _tell_of_options_without_effect(optimizer, group, saved_group)
     # From here on nothing can fail.
     for p, mine, whole, others in rows:
         write_(mine, whole)
@@ -121,6 +125,23 @@ def _checked_values(
     check_option_names(saved, [*method.options, "companion"], method=type(optimizer).__name__)
     values.update(method._checked_options(values))
     return {key: values[key] for key in saved if key != "step"} | {"lr": values["lr"]}
+
+
+def _tell_of_options_without_effect(
+    optimizer: RootFreeOptimizer, group: dict[str, Any], saved: Mapping[str, Any]
+) -> None:
+    """Warn of what another method would look at, and the one of this checkpoint does not.
+
+    It is no reason to refuse: code that sets an option in all groups, whatever they have, leaves
+    such a checkpoint.
+    """
+    name = type(optimizer).__name__
+    for key in sorted(OF_SOME_METHOD & saved.keys() - group.keys() - optimizer.options.keys()):
+        warnings.warn(
+            f"the checkpoint has {key} = {saved[key]!r}, an option that {name} does not have: it "
+            "is kept in the group, without effect",
+            stacklevel=4,
+        )
 
 
 def _fitting(

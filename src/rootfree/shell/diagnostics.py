@@ -153,8 +153,14 @@ class Diagnostics:
         return self._values()[1]
 
     def warnings(self) -> list[str]:
-        """A sentence for every factor that rounding is about to spoil, or has spoilt."""
-        return [
+        """A sentence for every factor that rounding is about to spoil, and for all that is lost."""
+        lost = [
+            f"{what} {p.name} has numbers that are not finite"
+            for p in self.read()
+            for what, norm in (("parameter", p.parameter_norm), ("momentum of", p.momentum_norm))
+            if norm is not None and not math.isfinite(norm)
+        ]
+        return lost + [
             f"factor {f.name} ({f.structure}) of parameter {p.name} {_complaint(f)}"
             for p in self.read()
             for f in p.factors

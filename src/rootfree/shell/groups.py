@@ -80,7 +80,7 @@ def check_devices(params: list[Any], kernels: Container[str]) -> None:
 def check_option_names(given: Iterable[str], options: Collection[str], *, method: str) -> None:
     """Refuse a misspelt option, which would be silently ignored.
 
-    Keys that are not ours are allowed: schedulers and users keep theirs in groups.
+    Keys that nobody here knows are allowed: schedulers, wrappers and users keep theirs in groups.
     """
     for key in given:
         if key in options or key in ("params", "param_names", "method"):

@@ -63,7 +63,9 @@ def measured_parameters(optimizer: RootFreeOptimizer, *, conditions: bool) -> li
     for group, names in named_groups(optimizer.param_groups):
         method = optimizer._of(group)
         for name, p in zip(names, group["params"], strict=True):
-            row = joined(local_row(optimizer.state[p]))
+            # Without an entry in the state the parameter will start anew.
+            kept = optimizer.state.get(p) or method._init_state(p, group)
+            row = joined(local_row(kept))
             factors, rms = method._factors(p, group, row), method._update_rms(p, group, row)
             found.append(_measured(name, p, group, row, factors, rms, conditions=conditions))
     return found

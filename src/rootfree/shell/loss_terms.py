@@ -8,7 +8,7 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 Count = Callable[[tuple[Any, ...], dict[str, Any]], int]
 
@@ -16,6 +16,18 @@ Count = Callable[[tuple[Any, ...], dict[str, Any]], int]
 IGNORED = -100
 # Models that compare each token with the next: the first label of a sequence is never used.
 _SHIFTING = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
+
+
+class Ids(int):
+    """How many token ids there are, and their shape: the loss may leave out some of them."""
+
+    shape: Size
+
+    def __new__(cls, ids: Tensor) -> Ids:
+        """Count them."""
+        number = super().__new__(cls, ids.numel())
+        number.shape = ids.shape
+        return number
 
 
 def counter_of(count: Any, model: nn.Module) -> tuple[Count, bool]:
@@ -41,7 +53,7 @@ def first_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, shifts: bool, names: Sequence[str] = ()
 ) -> int:
-    """Labels that the loss averages over; without labels, numbers in the first tensor of ids.
+    """Labels that the loss averages over; without labels, the first tensor of ids (`Ids`).
 
     `shifts`: the model does without the first label of each sequence, unless it is given
     `shift_labels`, which have been moved already. `names`: of the positional arguments.
@@ -55,11 +67,23 @@ def tokens(
         return int((shifted != IGNORED).sum())
     for tensor in tensors_in((args, kwargs)):
         if tensor.dim() > 0 and _is_integer(tensor):
-            return tensor.numel()
+            return Ids(tensor)
     raise ValueError(
         "count='tokens' found no labels and no tensor of token numbers in the model's inputs: give "
         "track_batch_size a function as count"
     )
+
+
+def class_axis(shape: Size, ids: Size) -> int | None:
+    """The axis of an output beside those of the token ids; None: they are not its positions."""
+    if shape[:-1] in (ids, Size([ids.numel()])):
+        return -1
+    return 1 if len(shape) > 2 and Size([shape[0], *shape[2:]]) == ids else None
+
+
+def used_positions(gradient: Tensor, axis: int) -> Tensor:
+    """Where a loss depends on an output: a position that it leaves out has zeros alone."""
+    return (gradient.detach() != 0).any(axis).flatten()
 
 
 def labels_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

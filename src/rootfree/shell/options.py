@@ -74,6 +74,12 @@ WHITENING_OPTIONS: dict[str, Check] = {
     "matmul_dtype": Optional(OneOf((torch.float32, torch.float64, torch.bfloat16))),
 }
 
+#: Options that some method has, or AdamW.
+OF_SOME_METHOD = {
+    *INVERSE_FREE_OPTIONS,
+    *("betas", "eps", "form", "safeguard", "rate_by_rank"),
+}
+
 
 def check_switches(given: Mapping[str, Any]) -> None:
     """Refuse values of torch's switches that ask for what no method here has."""

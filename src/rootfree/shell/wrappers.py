@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType, MemberDescriptorType
 from typing import Any
 
 from torch._compile import _disable_dynamo
@@ -14,7 +14,30 @@ from torch._compile import _disable_dynamo
 # Callers of a step that are looked at: wrappers inside wrappers, with their decorators.
 _FRAMES = 24
 
-Wrappers = tuple["weakref.ref[Any]", ...]
+Wrappers = tuple[Callable[[], Any], ...]
+
+
+def _values(wrapper: Any) -> list[Any]:
+    """What an object has of its own, in its `__dict__` and in slots."""
+    members = [each for kind in type(wrapper).__mro__ for each in vars(kind).items()]
+    slots = [name for name, member in members if isinstance(member, MemberDescriptorType)]
+    own = [getattr(wrapper, name, None) for name in slots]
+    return own + list(getattr(wrapper, "__dict__", {}).values())
+
+
+def _told(wrapper: Any) -> Any:
+    """The batch size that an object has of its own; in every step, so it looks at nothing else."""
+    is_slot = isinstance(getattr(type(wrapper), "batch_size", None), MemberDescriptorType)
+    own = getattr(wrapper, "__dict__", {})
+    return getattr(wrapper, "batch_size", None) if is_slot else own.get("batch_size")
+
+
+def _reference(wrapper: Any) -> Callable[[], Any]:
+    """A way to find a wrapper, if it is still there; slots may have no place for a weak one."""
+    try:
+        return weakref.ref(wrapper)
+    except TypeError:
+        return lambda: wrapper
 
 
 @_disable_dynamo
@@ -28,11 +51,10 @@ def wrappers_around(optimizer: Any) -> Wrappers:
         first = frame.f_code.co_varnames[:1] if frame is not None and steps else ()
         caller = frame.f_locals.get(*first) if frame is not None and first else None
         if caller is not None and all(caller is not each for each in held):
-            attributes = getattr(caller, "__dict__", {}).values()
-            holds = any(value is each for value in attributes for each in held)
+            holds = any(value is each for value in _values(caller) for each in held)
             if holds and hasattr(caller, "param_groups") and hasattr(caller, "step"):
                 held.append(caller)
-                found.append(weakref.ref(caller))
+                found.append(_reference(caller))
         frame = None if frame is None else frame.f_back
     return tuple(found)
 
@@ -45,7 +67,7 @@ def still_untold(wrappers: Wrappers, ours: Iterable[Any]) -> Wrappers:
     """
     values: Sequence[Any] = list(ours)
     for wrapper in filter(None, (each() for each in wrappers)):
-        told = vars(wrapper).get("batch_size")
+        told = _told(wrapper)
         if told is not None and any(value != told for value in values):
             name = type(wrapper).__name__
             warnings.warn(

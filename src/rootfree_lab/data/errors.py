@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -14,11 +16,12 @@ class DataError(ValueError):
     """Data is missing, truncated or altered, or an argument about data is wrong."""
 
 
-# What reading a damaged file raises: gzip EOFError and zlib.error, zip BadZipFile, Pillow OSError,
-# pickles ValueError, IndexError, KeyError, ...
+# What reading a damaged file raises: gzip EOFError and zlib.error, zip BadZipFile, RuntimeError (it
+# is encrypted, or says so) and LZMAError, Pillow OSError, pickles ValueError, IndexError, KeyError.
 _DAMAGE = (
     OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, SyntaxError,
-    OverflowError, MemoryError, zlib.error, zipfile.BadZipFile, tarfile.TarError,
+    OverflowError, MemoryError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+    tarfile.TarError, struct.error,
 )  # fmt: skip
 
 

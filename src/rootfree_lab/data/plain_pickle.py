@@ -60,7 +60,7 @@ _SKIPPED = ("PROTO", "FRAME")
 
 def read_plain(content: bytes) -> Any:
     """What a pickle holds: numbers, text, bytes, lists, tuples, dictionaries; calls as `Made`."""
-    machine = _Machine()
+    machine = _Machine(allowance=len(content))
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name == "STOP":
             return machine.pop()
@@ -69,9 +69,10 @@ def read_plain(content: bytes) -> Any:
 
 
 class _Machine:
-    def __init__(self) -> None:
+    def __init__(self, *, allowance: int) -> None:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._allowance = allowance  # characters that may yet be copied: no more than there are
 
     def pop(self) -> Any:
         if not self._stack or self._stack[-1] is _MARK:
@@ -107,10 +108,10 @@ class _Machine:
             (owner.items if isinstance(owner, Made) else owner).update(_pairs(values))
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             words = str(argument).split(" ") if name == "GLOBAL" else self._two()
-            push(Name(".".join(map(_text, words))))
+            push(Name(".".join(self._counted(_text(word)) for word in words)))
         elif name in ("REDUCE", "NEWOBJ"):
             of, args = self._two()
-            push(_made(of, args))
+            push(self._made(of, args))
         elif name == "BUILD":
             state = self.pop()
             self._top(Made).state = state
@@ -122,6 +123,23 @@ class _Machine:
             self.pop() if name == "POP" else self._since_mark()
         elif name not in _SKIPPED:
             raise PickleError(f"it has the opcode {name}")
+
+    def _made(self, of: Any, args: Any) -> Any:
+        if not isinstance(of, Name) or not isinstance(args, tuple):
+            raise PickleError("it calls what is no name")
+        # Python 3 writes bytes in the old protocols as text, to be encoded.
+        if of.text == "_codecs.encode" and args and isinstance(args[0], str):
+            return self._counted(args[0]).encode("latin-1")
+        if of.text in ("builtins.bytes", "__builtin__.bytes") and not args:
+            return b""
+        return Made(of.text, args)
+
+    def _counted(self, text: str) -> str:
+        """Text that is about to be copied: one that is remembered could be copied for ever."""
+        self._allowance -= len(text)
+        if self._allowance < 0:
+            raise PickleError("it copies more text than it has")
+        return text
 
     def _two(self) -> list[Any]:
         second = self.pop()
@@ -149,17 +167,6 @@ def _pairs(values: list[Any]) -> dict[Key, Any]:
     if not all(isinstance(key, (str, bytes, int)) for key in values[::2]):
         raise PickleError("a dictionary has a key that is neither text nor a whole number")
     return dict(zip(values[::2], values[1::2], strict=True))
-
-
-def _made(of: Any, args: Any) -> Any:
-    if not isinstance(of, Name) or not isinstance(args, tuple):
-        raise PickleError("it calls what is no name")
-    # Python 3 writes bytes in the old protocols as text, to be encoded.
-    if of.text == "_codecs.encode" and args and isinstance(args[0], str):
-        return args[0].encode("latin-1")
-    if of.text in ("builtins.bytes", "__builtin__.bytes") and not args:
-        return b""
-    return Made(of.text, args)
 
 
 def _text(value: Any) -> str:

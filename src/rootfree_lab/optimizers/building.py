@@ -83,6 +83,11 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
 def check(name: str, options: Mapping[str, Any]) -> None:
     """Raise what `build` would for an unknown name or option or a missing package; no model."""
     _method(name)
+    if "batch_size" in options:
+        raise ConfigError(
+            f"optimizer.batch_size must not be given, got {options['batch_size']!r}: B is counted, "
+            "from train.batch_size and the data"
+        )
     options, companion, companion_options = _apart(name, options)
     for each, given in ((name, options), (companion, companion_options)):
         if each != "none":

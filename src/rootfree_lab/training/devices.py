@@ -11,12 +11,16 @@ def choose_device(name: str) -> torch.device:
     """`auto` is a GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"train.device is {name!r}, but there is no CUDA device here")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"train.device must be auto, cpu or cuda, got {name!r}") from error
+        torch.zeros((), device=device)
+    except (RuntimeError, ImportError) as error:  # unknown, or not in this build of torch
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"train.device must be auto, cpu or cuda, got {name!r} ({reason})"
+        ) from error
     if device.type == "meta":
         raise ConfigError("train.device must be auto, cpu or cuda, got 'meta': it has no numbers")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"train.device is {name!r}, but there is no CUDA device here")
     return device

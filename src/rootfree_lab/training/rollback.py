@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -24,11 +25,13 @@ FACTOR = 0.5
 def keep_state(session: Session, path: Path) -> None:
     """Keep the state of this step beside the checkpoint; the oldest one goes.
 
-    Nothing is kept while it is not known whether the last one is good.
+    Nothing is kept while it is not known whether the last one is good, nor where it cannot be.
     """
     allowed, before = session.config.train.rollback, session.kept
     if not allowed or (before and before[-1] > session.losses.judged):
         return
+    if not all(bool(p.isfinite().all()) for p in session.model.parameters()):
+        return  # lost in the last step: its loss was that of the parameters before
     session.kept = [*before[-allowed:], session.done]
     with session.watch.paused():
         try:
@@ -44,7 +47,8 @@ def keep_state(session: Session, path: Path) -> None:
 def go_back(session: Session, path: Path, error: Diverged) -> bool:
     """Go to the last good state; False where no rollback is left, and nothing has changed.
 
-    A run that diverges again before another state was good goes one state further back.
+    A run that diverges again before another state was good goes one state further back. So does
+    one whose state cannot be read.
     """
     taken, kept = session.rollbacks, session.kept
     good = [step for step in kept if step <= session.losses.judged]
@@ -53,9 +57,11 @@ def go_back(session: Session, path: Path, error: Diverged) -> bool:
     again = bool(taken) and taken[-1]["to"] == good[-1]
     left = good[:-1] if again and len(good) > 1 else good
     factor = FACTOR ** (len(taken) + 1)
-    entry = {"step": session.done, "to": left[-1], "factor": factor, "reason": str(error)}
     with session.watch.paused():
-        saved = checkpoints.load(checkpoints.kept_path(path, left[-1]), session.config)
+        saved, left = _last_readable(session, path, left)
+        if saved is None:
+            return False
+        entry = {"step": session.done, "to": left[-1], "factor": factor, "reason": str(error)}
         # Time that was lost is time that was spent.
         session.restore({**saved, "seconds": session.watch.totals})
         session.rollbacks, session.kept = [*taken, entry], left
@@ -69,6 +75,20 @@ def go_back(session: Session, path: Path, error: Diverged) -> bool:
         err=True,
     )
     return True
+
+
+def _last_readable(
+    session: Session, path: Path, steps: list[int]
+) -> tuple[dict[str, Any] | None, list[int]]:
+    """The last state of these steps that can be read, and the steps up to it."""
+    for count in range(len(steps), 0, -1):
+        try:
+            saved = checkpoints.load(checkpoints.kept_path(path, steps[count - 1]), session.config)
+        except checkpoints.CheckpointError as error:
+            typer.echo(f"{error}; the run cannot go back to this step", err=True)
+        else:
+            return saved, steps[:count]
+    return None, []
 
 
 def _remove(path: Path, steps: list[int]) -> None:

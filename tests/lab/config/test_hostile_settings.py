@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rootfree_lab import optimizers
 from rootfree_lab.config.files import load_comparison, load_config
 from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.files.records import append_record, read_records
@@ -61,9 +62,18 @@ def test_seeds_that_torch_takes_for_one_another():
     assert not torch.equal(drawn[0], drawn[2])
 
 
-def test_a_device_without_numbers():
-    with pytest.raises(ConfigError, match=r"train\.device must be auto, cpu or cuda, got 'meta'"):
-        choose_device("meta")
+@pytest.mark.parametrize("name", ["meta", "xla", "hpu", "CPU", "", "cpu:x"])
+def test_a_device_that_is_none(name):
+    """Without numbers, in other builds of torch, or unknown."""
+    with pytest.raises(
+        ConfigError, match=rf"train\.device must be auto, cpu or cuda, got '{name}'"
+    ):
+        choose_device(name)
+
+
+def test_the_number_of_terms_is_no_option_of_the_optimizer():
+    with pytest.raises(ConfigError, match=r"optimizer\.batch_size must not be given, got 0: B is"):
+        optimizers.check("RFAdamW", {"batch_size": 0})
 
 
 def test_records_that_are_nested_too_deeply(tmp_path):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lab.data import written
 from rootfree_lab.data.cifar import read_cifar10
 from rootfree_lab.data.errors import DataError, reading
-from rootfree_lab.data.plain_pickle import Made, array_of, read_plain
+from rootfree_lab.data.plain_pickle import Made, PickleError, array_of, read_plain
 from rootfree_lab.data.planetoid import read_planetoid
 from rootfree_lab.data.planetoid_files import read_published
 from rootfree_lab.data.unpacking import check_zip, gunzip, unpack_tar, unpack_zip
@@ -130,6 +130,18 @@ def test_hostile_pickles_are_no_data(what, tmp_path):
         written.planetoid_files(tmp_path, "cora")
 
 
+@pytest.mark.parametrize(
+    "copy", [b"h\x01h\x00\x85R", b"h\x00h\x00\x93"], ids=["encoded", "as a name"]
+)
+def test_text_that_is_copied_for_ever(copy):
+    """100 kB of text and 20 kB of opcodes would become 250 MB and more."""
+    text = b"X" + (100_000).to_bytes(4, "little") + b"a" * 100_000 + b"q\x00"
+    encode = b"c_codecs\nencode\nq\x01"
+    assert read_plain(b"(" + text + encode + b"h\x01)Rl.")[2].name == "_codecs.encode"
+    with pytest.raises(PickleError, match="copies more text than it has"):
+        read_plain(b"(" + text + encode + copy * 2_500 + b"l.")
+
+
 OPCODES = b"](})eaus.Rbqh0K\x01\x85\x86t\x93c\nNl\x81d2"
 programs = st.lists(st.sampled_from(OPCODES), max_size=40).map(bytes)
 
@@ -234,6 +246,28 @@ def test_an_archive_that_is_a_bomb(tmp_path, kind):
     if kind == "zip":
         with pytest.raises(ValueError, match="it unpacks to more than"):
             check_zip(archive)
+
+
+@pytest.mark.parametrize(
+    ("compression", "at", "value"),
+    [
+        (zipfile.ZIP_DEFLATED, 6, b"\x01"),  # encrypted
+        (zipfile.ZIP_DEFLATED, 8, b"\x63"),  # an unknown method
+        (zipfile.ZIP_LZMA, 60, b"\xff" * 8),
+    ],
+)
+def test_a_zip_that_python_cannot_unpack(tmp_path, compression, at, value):
+    path, places = tmp_path / "data.zip", [at]
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("x.txt", "digits " * 100)
+    content = bytearray(path.read_bytes())
+    if at < 30:  # the entry at the end of the file says it again
+        places.append(content.rindex(b"PK\x01\x02") + at + 2)
+    for place in places:
+        content[place : place + len(value)] = value
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"data\.zip is truncated or altered"), reading(path):
+        unpack_zip(path, ("*.txt",), tmp_path)
 
 
 def test_a_graph_that_is_a_bomb(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from dataclasses import replace
@@ -126,10 +127,7 @@ def test_an_interrupted_run_is_the_same(tmp_path, config, comparable, capfd):
     assert record["rollbacks"] == whole["rollbacks"]
 
 
-class _StopAfter:
-    def __init__(self, steps, stop):
-        self.left, self.stop = steps, stop
-
+class _Onlooker:
     def begin(self, session):
         pass
 
@@ -139,10 +137,57 @@ class _StopAfter:
     def end(self):
         pass
 
+
+class _StopAfter(_Onlooker):
+    def __init__(self, steps, stop):
+        self.left, self.stop = steps, stop
+
     def stepped(self, session):
         self.left -= 1
         if self.left == 0:
             self.stop.received = signal.SIGTERM
+
+
+class _Damage(_Onlooker):
+    """Cuts the files of some states, at step 35: the run diverges by step 40."""
+
+    def __init__(self, folder, names):
+        self.folder, self.names = folder, names
+
+    def stepped(self, session):
+        if session.done == 35:
+            for file in self.folder.glob(f"checkpoints/*.{self.names}.pt"):
+                file.write_bytes(file.read_bytes()[:500])
+
+
+def test_a_state_that_cannot_be_read_is_passed_over(tmp_path, config, capfd):
+    record = train(config(2), out=tmp_path, watchers=[_Damage(tmp_path, "step20")])
+    assert record["completed"]
+    assert record["rollbacks"][0]["to"] == 0
+    assert "step20.pt' cannot be read" in capfd.readouterr().err
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_without_a_state_that_can_be_read_a_run_has_diverged(tmp_path, config):
+    record = train(config(2), out=tmp_path, watchers=[_Damage(tmp_path, "step*")])
+    assert record["failure"]["kind"] == "diverged"
+    assert "rollbacks" not in record
+    assert len(read_records(records_path(tmp_path))) == 1
+
+
+class _Lost(_Onlooker):
+    """The parameters become NaN in a step whose loss, of those before, was finite."""
+
+    def stepped(self, session):
+        if session.done == 40 and not session.rollbacks:
+            for p in session.model.parameters():
+                p.data.fill_(math.nan)
+
+
+def test_a_state_of_numbers_that_are_lost_is_not_kept(tmp_path, config):
+    record = train(config(1, "optimizer.lr=0.01"), out=tmp_path, watchers=[_Lost()])
+    assert record["completed"]
+    assert [(r["step"], r["to"]) for r in record["rollbacks"]] == [(60, 20)]
 
 
 @pytest.mark.slow
