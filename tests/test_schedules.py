@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 import rootfree
-from rootfree.shell.schedules import every, logarithmic, refresh_interval, schedule
+from rootfree.shell.schedules import (
+    every,
+    logarithmic,
+    refresh_interval,
+    schedule,
+    steps_between,
+    warm,
+)
 
 
 def odd(step: int) -> int:
@@ -54,6 +61,30 @@ def test_logarithmic_changes_exactly_at_powers_of_four(power):
     assert logarithmic()(first - 1) == ((first - 1) % before == 0)
 
 
+def test_warm_is_every_step_of_the_first_and_then_every_t_th():
+    assert due(warm(3), 40) == [*range(30), 30, 33, 36, 39]
+    assert due(warm(1), 20) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("option", "T"), [(7, 7), ("warm:7", 7), ("logarithmic:7", 1), ("test_schedules:odd", 1)]
+)
+def test_how_many_steps_a_refresh_stands_for(option, T):
+    assert steps_between(option) == T
+
+
+def test_whitening_moves_as_far_by_a_warm_refresh_as_by_one_of_every_t_th():
+    states = []
+    for update_every in (5, "warm:5", 1):
+        p = nn.Parameter(torch.ones(2, 3))
+        optimizer = rootfree.IFWhitening([p], update_every=update_every)
+        p.grad = torch.arange(6.0).view(2, 3)
+        optimizer.step()
+        states.append(optimizer.state[p]["block0.factor0"])
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[1], states[2])
+
+
 def test_logarithmic_has_a_limit():
     assert due(logarithmic(2), 5000)[-3:] == [4994, 4996, 4998]
     assert due(logarithmic(1), 100) == list(range(100))
@@ -65,6 +96,7 @@ def test_logarithmic_has_a_limit():
         (2, [0, 2, 4, 6]),
         ("logarithmic", list(range(8))),
         ("logarithmic:1", list(range(8))),
+        ("warm:2", list(range(8))),
         ("test_schedules:odd", [1, 3, 5, 7]),
     ],
 )
@@ -85,6 +117,9 @@ def test_options(option, expected):
         "",
         "often",
         "logarithmic:0",
+        "warm",
+        "warm:0",
+        "warm:x",
         "logarithmic:x",
         "logarithmic:-3",
         "no.such.module:f",

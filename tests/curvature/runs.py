@@ -35,7 +35,7 @@ ALL_METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         partial(rootfree.RFAdagrad, max_update=None),
         lambda start, options: RFAdaGradOracle(start, **options),
     ),
-    "RFAdamW": (partial(rootfree.RFAdamW, max_update=None), _adamw),
+    "RFAdamW": (partial(rootfree.RFAdamW, max_update=None, nesterov=False), _adamw),
 }
 
 _DIAGONAL: Options = {"lr": 0.05, "batch_size": 10, "damping": 0.3, "weight_decay": 0.1}

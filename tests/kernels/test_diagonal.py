@@ -15,6 +15,7 @@ from rootfree.kernels.diagonal import CHUNK, FusedDiagonal
 from rootfree.kernels.rounding import widened
 from rootfree.rules.diagonal import (
     accumulate_squares_,
+    ahead,
     average_,
     limited_for_average,
     preconditioned_descent_,
@@ -100,8 +101,9 @@ def by_rule(update: str, x: Lists) -> None:
         with widened(x.ms, FP32, x.counters) as ms:
             within = gs if tail.clip is None else limited_for_average(gs, ss, lam=LAM, c=tail.clip)
             average_(ms, within, alpha=tail.alpha1)
+            ns = ahead(ms, within, alpha=tail.alpha1) if tail.nesterov else ms
         decay_(x.ps, lr=tail.lr, kappa=tail.kappa)
-        preconditioned_descent_(x.ps, ms, ss, lam=LAM, lr=tail.lr)
+        preconditioned_descent_(x.ps, ns, ss, lam=LAM, lr=tail.lr)
 
 
 def assert_alike(got: Lists, expected: Lists) -> None:
@@ -143,6 +145,7 @@ METHODS = {
     "clipped-plain": ("heavy_ball", {"clip": 0.3, "momentum": False}),
     "adamw": ("averaged", {}),
     "adamw-clipped": ("averaged", {"clip": 0.3}),
+    "adamw-nesterov": ("averaged", {"nesterov": True, "clip": 0.3}),
 }
 
 

@@ -95,6 +95,7 @@ class RFAdaGradOracle(DiagonalOracle):
 class RFAdamWOracle:
     """v <- β₂v + (1-β₂)g²; m <- β₁m + (1-β₁)g; p <- p(1 - lr κ) - lr m/(B v + λ); v₀ = 1/B.
 
+    Nesterov: the step has the m that a second average with the same g would give.
     Here `momentum` is β₁ of AdamW and `precond_lr` is 1 - β₂ of AdamW. No bias correction. With
     v₀ = 1/B the denominator starts at one; `initial` is that start of B v (1.0, or an array).
     """
@@ -109,9 +110,11 @@ class RFAdamWOracle:
         damping: float = 0.0,
         weight_decay: float = 0.0,
         batch_size: float = 1.0,
+        nesterov: bool = False,
         initial: float | Array = 1.0,
     ) -> None:
         self.param = np.array(param, dtype=np.float64)
+        self.nesterov = nesterov
         self.lr = lr
         self.precond_lr = precond_lr
         self.momentum = momentum
@@ -130,7 +133,8 @@ class RFAdamWOracle:
             k = int(np.ravel_multi_index(i, grad.shape)) if grad.size > 1 else 0
             new = grad[i] ** 2 if curvature is None else curvature[k, k] / self.batch_size
             v[i] = beta2 * v[i] + (1 - beta2) * new
-            p[i] = p[i] * (1 - self.lr * self.weight_decay) - self.lr * m[i] / (
+            used = beta1 * m[i] + (1 - beta1) * grad[i] if self.nesterov else m[i]
+            p[i] = p[i] * (1 - self.lr * self.weight_decay) - self.lr * used / (
                 self.batch_size * v[i] + self.damping
             )
         self.param, self.first_moment, self.second_moment = p, m, v

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 from importlib.metadata import PackageMetadata
@@ -10,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
+import tool_scripts
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def audit():
-    path = ROOT / "tools" / "audit.py"
-    spec = importlib.util.spec_from_file_location("audit", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool_scripts.load("audit")
 
 
 def test_every_installed_package_has_an_allowed_licence(audit):

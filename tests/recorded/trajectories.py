@@ -112,7 +112,7 @@ _SHAMPOO["rate_by_rank"] = False
 DEFAULTS_THEN: dict[str, dict[str, Any]] = {
     "RFRMSprop": {"max_update": None, "nesterov": False},
     "RFAdagrad": {"max_update": None},
-    "RFAdamW": {"max_update": None},
+    "RFAdamW": {"max_update": None, "nesterov": False},
     "RFShampoo": {"lr": 1e-3, "factor_norm": None, "init_scale": 1.0, **_SHAMPOO},
     "IFShampoo": {"lr": 1e-3, **_SHAMPOO},
 }

@@ -32,9 +32,7 @@ class Method:
     oracle: Callable[..., Any]
 
     def optimizer_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        options = {"max_update": None, **options}
-        if self.optimizer is rootfree.RFRMSprop:
-            options = {"nesterov": False, **options}
+        options = {"max_update": None, "nesterov": False, **options}
         if self.optimizer is not rootfree.RFAdamW:
             return options
         betas = (options.pop("momentum"), 1 - options.pop("precond_lr"))
@@ -133,8 +131,14 @@ TAILS = [
 ]
 
 
-@pytest.mark.parametrize("changes", TAILS, ids=str)
-@pytest.mark.parametrize("name", ["RFRMSprop", "RFAdagrad"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *[(name, changes) for name in ("RFRMSprop", "RFAdagrad") for changes in TAILS],
+        *[("RFAdamW", changes) for changes in TAILS[:2]],  # its decay is always decoupled
+    ],
+    ids=str,
+)
 def test_nesterov_and_decoupled_decay(name, changes):
     options = {**BALANCED, **changes}
     assert difference(METHODS[name], options) < AGREES
@@ -231,7 +235,7 @@ def test_no_element_of_the_direction_is_above_its_limit(name, nesterov):
     words = {"lr": lr, "batch_size": B, "damping": lam, "max_update": c}
     p, w, s, m = nn.Parameter(torch.tensor(start)), start.copy(), np.ones(5), np.zeros(5)
     if name == "RFAdamW":
-        optimizer = rootfree.RFAdamW([p], betas=(alpha1, 1 - beta2), **words)
+        optimizer = rootfree.RFAdamW([p], betas=(alpha1, 1 - beta2), nesterov=nesterov, **words)
     else:
         words |= {"precond_lr": beta2, "momentum": alpha1, "nesterov": nesterov}
         optimizer = rootfree.RFRMSprop([p], **words)
@@ -242,8 +246,9 @@ def test_no_element_of_the_direction_is_above_its_limit(name, nesterov):
         optimizer.step()
         s = (1 - beta2) * s + beta2 * B * g**2
         if name == "RFAdamW":
-            m = alpha1 * m + (1 - alpha1) * (s + lam) * np.clip(g / (s + lam), -c, c)
-            step = m / (s + lam)
+            within = (s + lam) * np.clip(g / (s + lam), -c, c)
+            m = alpha1 * m + (1 - alpha1) * within
+            step = (alpha1 * m + (1 - alpha1) * within if nesterov else m) / (s + lam)
         else:
             u = np.clip(g / (s + lam), -c, c)
             m = alpha1 * m + u

@@ -27,6 +27,7 @@ def _update(
 
     heavy ball:  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
     AVERAGED:    m <- α₁ m + (1-α₁) g;       p <- (1 - β₁κ) p - β₁ m/(s+λ)
+    NESTEROV:    u + α₁ m in the place of m; AVERAGED: α₁ m + (1-α₁) g
 
     CLIP: elements of g/(s+λ) are at most c, and g is limited before (rules/diagonal.py).
     """
@@ -48,6 +49,8 @@ def _update(
             g = clipped(g, c * (s + lam))
         m += (1 - alpha1) * (g - m)
         store_state(m_at, at, mask, m, at, counter + 1)
+        if NESTEROV:
+            m += (1 - alpha1) * (g - m)
         u = m / (s + lam)
     else:
         u = g / (s + lam)

@@ -52,9 +52,11 @@ class IFShampoo(BlockOptimizer):
         decoupled_weight_decay: False: κW enters the momentum, as in the paper. True, and always
             with ``update_rms``: W <- (1 - β₁κ)W.
         gamma: γ, 1 averages the curvature (Shampoo as RMSProp), 0 sums it (as AdaGrad).
-        update_every: T, or a schedule: "logarithmic" and "logarithmic:<T>" refresh at every step
-            early and ever more rarely (at most every T-th step) later; "module:function" names a
-            function of the step count that returns whether to refresh.
+        update_every: T, or a schedule: "warm:<T>" refreshes in each of the first 10 T steps, then
+            every T-th; "logarithmic" and "logarithmic:<T>" refresh at every step early and ever
+            more rarely (at most every T-th step) later; "module:function" names a function of the
+            step count that returns whether to refresh. Take "warm:<T>" for T beyond 2: factors that
+            start late cost more than the refreshes.
         rate_by_rank: β₂ of axis n is multiplied by min(1, D₋ₙ/dₙ): one gradient has D₋ₙ columns to
             say something about a dₙ×dₙ matrix (with a diagonal factor about single numbers), and
             the factor of a long axis beside short ones averages over as many more of them. Not

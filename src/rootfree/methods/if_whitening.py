@@ -22,6 +22,7 @@ from rootfree.rules.momentum import Tail
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.options import WHITENING_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
+from rootfree.shell.schedules import steps_between
 from rootfree.structures import per_block
 
 # Gradients beyond have no square in fp32.
@@ -40,10 +41,10 @@ def _direction(
 
 
 def _rate(group: Group) -> float:
-    """β of a refresh that stands for T steps: 1 - (1 - β₂)ᵀ; of a schedule β₂."""
+    """β of a refresh that stands for T steps: 1 - (1 - β₂)ᵀ; of a schedule without a T β₂."""
     beta2: float = group["precond_lr"]
-    T = group["update_every"]
-    return 1 - float((1 - beta2) ** T) if isinstance(T, int) and T > 1 else beta2
+    T = steps_between(group["update_every"])
+    return 1 - float((1 - beta2) ** T) if T > 1 else beta2
 
 
 def _refresh_(
@@ -126,7 +127,8 @@ class IFWhitening(BlockOptimizer):
         weight_decay: κ, decoupled, as in AdamW.
         damping: ρ, relative to the mean square of the gradient: for directions that get no
             gradient, such as pixels that are always black. It must not be zero there.
-        update_every: T, or a schedule, as in :class:`rootfree.IFShampoo`.
+        update_every: T, or a schedule, as in :class:`rootfree.IFShampoo`. With "warm:<T>" the
+            refreshes of the first 10 T steps too have 1 - (1 - β₂)ᵀ.
         structure: as in :class:`rootfree.IFShampoo`; dense, diagonal and block_diagonal:<k>.
         block_size: as in :class:`rootfree.IFShampoo`.
         factor_dtype: dtype of the factors. None: float32 (float64 for float64 parameters).

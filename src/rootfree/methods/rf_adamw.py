@@ -11,9 +11,9 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import Curvature
 from rootfree.kernels.rounding import widened
 from rootfree.methods.diagonal import DiagonalOptimizer
-from rootfree.rules.diagonal import average_, limited_for_average, preconditioned_descent_
+from rootfree.rules.diagonal import ahead, average_, limited_for_average, preconditioned_descent_
 from rootfree.rules.momentum import Tail, decay_
-from rootfree.shell.checks import Optional, averaging_pair, positive
+from rootfree.shell.checks import Optional, averaging_pair, boolean, positive
 from rootfree.shell.inspection import update_rms
 from rootfree.shell.optimizer import Group, states
 from rootfree.shell.options import BASIC_OPTIONS
@@ -28,7 +28,8 @@ class RFAdamW(DiagonalOptimizer):
 
         v <- b₂ v + (1 - b₂) g²
         m <- b₁ m + (1 - b₁) g            each element of g at most c(B v + λ)
-        p <- p - β₁κ p - β₁ m/(B v + λ)   v starts at 1/B, m at 0; no bias correction
+        n  = b₁ m + (1 - b₁) g            Nesterov; without it n = m
+        p <- p - β₁κ p - β₁ n/(B v + λ)   v starts at 1/B, m at 0; no bias correction
 
     The state keeps s = B·v, which starts at 1 for every B. Each squared gradient is scaled by the B
     of its own step, so B may change.
@@ -40,6 +41,9 @@ class RFAdamW(DiagonalOptimizer):
         betas: (b₁, b₂), how much of the averages of the gradient and of its square is kept.
         damping: λ, added to the curvature.
         weight_decay: κ, decoupled: multiplied by the step size and the parameter only.
+        nesterov: the step has n in the place of m: it answers to the new gradient at once. Where
+            most gradients have become tiny, one that has not moves p by the limit c; with m alone
+            p goes on for ten steps, whatever the next gradients say.
         max_update: c, a limit on each element of g/(B v + λ) before it enters the average: a batch
             unlike the others moves an element of p by about β₁c in all. None: no limit.
         state_dtype: dtype of s and m, as in :class:`rootfree.RFRMSprop`.
@@ -61,7 +65,12 @@ class RFAdamW(DiagonalOptimizer):
     """
 
     _kernel = "averaged"
-    options = {**BASIC_OPTIONS, "betas": averaging_pair, "max_update": Optional(positive)}
+    options = {
+        **BASIC_OPTIONS,
+        "betas": averaging_pair,
+        "nesterov": boolean,
+        "max_update": Optional(positive),
+    }
 
     def __init__(
         self,
@@ -72,6 +81,7 @@ class RFAdamW(DiagonalOptimizer):
         betas: tuple[float, float] = (0.9, 0.98),
         damping: float = 1e-3,  # λ
         weight_decay: float = 0.0,  # κ
+        nesterov: bool = True,
         max_update: float | None = 0.03,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
@@ -100,15 +110,21 @@ class RFAdamW(DiagonalOptimizer):
             # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ)
             within = gs if c is None else limited_for_average(gs, ss, lam=lam, c=c)
             average_(ms, within, alpha=b1)
-        # p <- (1 - β₁κ) p - β₁ m/(s + λ)
+            # n = b₁ m + (1 - b₁) g
+            ns = ahead(ms, within, alpha=b1) if group["nesterov"] else ms
+        # p <- (1 - β₁κ) p - β₁ n/(s + λ)
         decay_(ps, lr=lr, kappa=group["weight_decay"])
-        preconditioned_descent_(ps, ms, ss, lam=lam, lr=lr)
+        preconditioned_descent_(ps, ns, ss, lam=lam, lr=lr)
 
     def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
-        wide = working_dtype(p)
+        wide, tail = working_dtype(p), self._tail(group)
         step = row["momentum"].to(wide) / (row["preconditioner"].to(wide) + group["damping"])
-        # The limit is in m already, and the decay is not in the step.
-        return update_rms(self._tail(group)._replace(clip=None), p, step, None)
+        u = self._direction_of(p, group, row) if tail.nesterov else None
+        if u is None:
+            return update_rms(tail, p, step, None)
+        # n/(s + λ) = (1 - b₁)(u + b₁·step/(1 - b₁))
+        rest = 1 - tail.alpha1
+        return update_rms(tail._replace(lr=rest * tail.lr), p, step / rest, u)
 
     def _rates(self, group: Group) -> dict[str, float]:
         b2 = group["betas"][1]
@@ -117,4 +133,4 @@ class RFAdamW(DiagonalOptimizer):
     def _tail(self, group: Group) -> Tail:
         b1 = group["betas"][0]
         kappa, clip = group["weight_decay"], group["max_update"]
-        return Tail(group["lr"], b1, kappa, nesterov=False, decoupled=True, clip=clip)
+        return Tail(group["lr"], b1, kappa, group["nesterov"], decoupled=True, clip=clip)

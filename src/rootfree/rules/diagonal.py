@@ -108,6 +108,11 @@ def average_(ms: Tensors, gs: Tensors, *, alpha: float) -> None:
     torch._foreach_lerp_(ms, gs, 1 - alpha)
 
 
+def ahead(ms: Tensors, gs: Tensors, *, alpha: float) -> Tensors:
+    """α m + (1-α) g: the average as if g came once more, for Nesterov's step."""
+    return list(torch._foreach_lerp(gs, ms, alpha))
+
+
 def limited_for_average(gs: Tensors, ss: Tensors, *, lam: float, c: float) -> Tensors:
     """g, each element at most c(s+λ): a gradient far beyond the others does not rule an average."""
     limits = list(torch._foreach_add(ss, max(lam, TINY)))

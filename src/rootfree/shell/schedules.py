@@ -11,15 +11,25 @@ from typing import Any
 from rootfree.shell.checks import positive_integer
 
 _ALLOWED = (
-    "a positive integer T, 'logarithmic' or 'logarithmic:<T>' (every step at first, then ever more "
-    "rarely, at most every T-th), or 'module:function' with a function of the step count that "
-    "returns whether to refresh"
+    "a positive integer T, 'warm:<T>' (every step of the first 10 T, then every T-th), "
+    "'logarithmic' or 'logarithmic:<T>' (every step at first, then ever more rarely, at most every "
+    "T-th), or 'module:function' with a function of the step count that returns whether to refresh"
 )
+_WARM = 10  # times T
 
 
 def every(T: int) -> Callable[[int], bool]:
     """At steps 0, T, 2T, ..."""
     return lambda step: step % T == 0
+
+
+def warm(T: int) -> Callable[[int], bool]:
+    """Every step of the first 10 T, then every T-th.
+
+    Factors start as multiples of I. With few refreshes at first they know little of the curvature
+    for the first hundred steps, and a short training does not catch up.
+    """
+    return lambda step: step < _WARM * T or step % T == 0
 
 
 def logarithmic(T: int | None = None) -> Callable[[int], bool]:
@@ -42,10 +52,21 @@ def schedule(update_every: int | str) -> Callable[[int], bool]:
     if isinstance(update_every, int):
         return every(update_every)
     name, _, argument = update_every.partition(":")
+    if name == "warm":
+        return warm(positive_integer("T", int(argument)))
     if name == "logarithmic":
         return logarithmic(positive_integer("T", int(argument)) if argument else None)
     function = getattr(importlib.import_module(name), argument)
     return lambda step: bool(function(step))
+
+
+@lru_cache(maxsize=64)
+def steps_between(update_every: int | str) -> int:
+    """T, how many steps a refresh stands for; 1 where a schedule has no one number."""
+    if isinstance(update_every, int):
+        return update_every
+    name, _, argument = update_every.partition(":")
+    return int(argument) if name == "warm" else 1
 
 
 def refresh_interval(name: str, value: Any) -> int | str:
