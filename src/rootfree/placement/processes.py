@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
@@ -13,6 +14,11 @@ def initialised() -> bool:
     """Whether there are other processes to talk to."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized()
+
+
+def digest(content: Any) -> int:
+    """A number for what has one text, the same in every process; its negative is one too."""
+    return int.from_bytes(hashlib.blake2b(repr(content).encode(), digest_size=7).digest(), "little")
 
 
 def ranks_of_mesh(mesh: Any, dims: Iterable[int]) -> list[int]:

@@ -7,13 +7,12 @@ gets to see what the others have, and all raise the same error.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from rootfree.placement.processes import device_group, host_group, initialised
+from rootfree.placement.processes import device_group, digest, host_group, initialised
 from rootfree.placement.traffic import Traffic
 
 #: what a rank says instead, where an error keeps it from what the others are about to do
@@ -58,7 +57,7 @@ class Ranks:
             raise PlacementError(f"{what} needs the process group, which was destroyed")
         if self.world == 1:
             return None
-        words = torch.tensor([_number(what), _number(repr(content))])
+        words = torch.tensor([digest(what), digest(content)])
         extremes = torch.cat([words, -words])
         torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX, group=self._hosts)
         if torch.equal(extremes[:2], -extremes[2:]):
@@ -98,6 +97,12 @@ class Ranks:
                     f"{self.ranks[0]} and {values[other]!r} on rank {self.ranks[other]}"
                 )
 
+    def largest_(self, flag: torch.Tensor) -> None:
+        """Replace a number by the largest of the ranks' numbers."""
+        if self.world > 1:
+            group = self._hosts if flag.device.type == "cpu" else self.group
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
+
     def sum_(self, numbers: torch.Tensor) -> None:
         """Replace numbers by their sums over the ranks."""
         if self.world > 1:
@@ -105,8 +110,3 @@ class Ranks:
             self.traffic.sent["sums"] += size
             self.traffic.received["sums"] += size
             torch.distributed.all_reduce(numbers, group=self.group)
-
-
-def _number(text: str) -> int:
-    """A number for a text, the same in every process; its negative is one too."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")

@@ -6,7 +6,8 @@ in. Loading is all or nothing: everything is checked before anything is copied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -67,15 +68,17 @@ def bring_state(
 def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]) -> None:
     """Copy a checkpoint into an optimizer, or change nothing."""
     method = type(optimizer).__name__
-    matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
-    rows, values = [], []
-    for group, saved_group, saved_states in matched:
-        values.append(_checked_values(optimizer, group, saved_group))
-        for p, saved in zip(group["params"], saved_states, strict=True):
-            if saved is not None:
-                new = {**group, **values[-1], "step": saved_group.get("step", 0)}
-                rows.append((p, *_fitting(optimizer, p, new, saved)))
-    foreign = deepcopy(foreign_entries(state_dict))
+    rows: list[tuple[Any, ...]] = []
+    values: list[dict[str, Any]] = []
+    with _all_or_none(optimizer):
+        matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
+        for group, saved_group, saved_states in matched:
+            values.append(_checked_values(optimizer, group, saved_group))
+            for p, saved in zip(group["params"], saved_states, strict=True):
+                if saved is not None:
+                    new = {**group, **values[-1], "step": saved_group.get("step", 0)}
+                    rows.append((p, *_fitting(optimizer, p, new, saved)))
+        foreign = deepcopy(foreign_entries(state_dict))
     # From here on nothing can fail.
     for p, mine, whole, others in rows:
         write_(mine, whole)
@@ -90,12 +93,24 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
             group["lr"] = lr.copy_(torch.as_tensor(group["lr"]).reshape(lr.shape))
 
 
+@contextmanager
+def _all_or_none(optimizer: RootFreeOptimizer) -> Iterator[None]:
+    """Inside, a checkpoint is looked at; what is wrong with it on one rank is raised on all."""
+    problem: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        problem = error
+    optimizer._agreement.check("load_state_dict()", problem, StateMismatchError)
+
+
 def placed_like_state(
     optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """A checkpoint with its tensors placed like the state, where parameters are sharded."""
     method = type(optimizer).__name__
-    matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
+    with _all_or_none(optimizer):
+        matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
     placed = {}
     for group, _, rows in matched:
         for p, row in zip(group["params"], rows, strict=True):

@@ -12,7 +12,7 @@ distributed checkpoints and sharded training take it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,8 +25,11 @@ from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
+from rootfree.placement.homes import description
+from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
+from rootfree.shell.agreement import Agreement
 from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
 from rootfree.shell.checks import Check
 from rootfree.shell.companion import AdamW
@@ -72,19 +75,26 @@ class RootFreeOptimizer(Optimizer, ABC):
     _capturable = False  #: whether lr is kept as a tensor on the device
     _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
     _pairs = JointPairs()  #: weights and biases that the curvature treats as one matrix
+    _placement: Sharded | None = None  #: as it was given, in methods that have it
+    _agreed: Agreement | None = None  #: what is known of other ranks; copies start without
 
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
-        kernel_devices(given["fused"])  # what is no value of it is refused
-        check_switches(given)
-        self._fused, self._capturable = given["fused"], given["capturable"]
-        self._watch = Watch(given["nonfinite"], fused=given["fused"])
-        if given["curvature"] is not None:
-            self._curvature = CurvatureSource(given["curvature"])
-            self._pairs = self._curvature.pairs
-        # The method's name travels in the checkpoint, so that another method's is refused.
-        options = {name: given[name] for name in self.options}
-        super().__init__(params, {**options, "method": type(self).__name__})
+        if isinstance(params, Iterator):
+            params = list(params)
+        self._placement = claimed_placement(given)
+        with self._agreement.telling(params):
+            checked_placement(given)
+            kernel_devices(given["fused"])  # what is no value of it is refused
+            check_switches(given)
+            self._fused, self._capturable = given["fused"], given["capturable"]
+            self._watch = Watch(given["nonfinite"], fused=given["fused"])
+            if given["curvature"] is not None:
+                self._curvature = CurvatureSource(given["curvature"])
+                self._pairs = self._curvature.pairs
+            # The method's name travels in the checkpoint, so that another method's is refused.
+            options = {name: given[name] for name in self.options}
+            super().__init__(params, {**options, "method": type(self).__name__})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -136,13 +146,38 @@ class RootFreeOptimizer(Optimizer, ABC):
         """Called when all parameters are updated."""
         return  # nothing, unless a method says otherwise
 
+    @property
+    def _agreement(self) -> Agreement:
+        self._agreed = self._agreed or Agreement(self._placement)
+        return self._agreed
+
     def _settle(self, group: Group) -> None:
-        """Decide which ranks have what of a group's state; called before there is any."""
-        return  # nothing, unless a method says otherwise
+        """Find out which ranks have a group's parameters too; called before there is any state."""
+        params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+        params = [p for p in params if not self._agreement.knows(p)]
+        if params:
+            self._join(params, group)
+        if self._agreement.is_shared:
+            self._watch.over_ranks = self._agreement.any_
+
+    def _join(self, params: list[Tensor], group: Group) -> None:
+        """Meet the ranks that have these parameters too; all of them must ask."""
+        said = description(params, [[]] * len(params))
+        self._agreement.join(params, group, {**said, **self._asked()}, by_blocks=False)
+
+    def _asked(self) -> dict[str, Any]:
+        """What must be the same on all ranks beside the options of groups."""
+        return {
+            "nonfinite": self._watch.mode,
+            "fused": self._fused,
+            "curvature": self._curvature and self._curvature.name,
+        }
 
     def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
         """Positions, by id of the group, of parameters whose gradient only other ranks have."""
-        return {}  # nobody asks them, unless a method says otherwise
+        if self._agreed is None or not self._agreed.asks or torch.compiler.is_compiling():
+            return {}
+        return self._agreed.before_step(self)
 
     def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
         """The blocks of `p` that this rank owns; None: ranks do not share them."""
@@ -151,8 +186,11 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own options; a bad group changes nothing."""
-        group = self._checked_group(param_group)
-        self._settle(group)
+        if isinstance(param_group, dict) and isinstance(param_group.get("params"), Iterator):
+            param_group = {**param_group, "params": list(param_group["params"])}
+        with self._agreement.telling(param_group):
+            group = self._checked_group(param_group)
+            self._settle(group)
         super().add_param_group(group)
         method = self._of(group)
         for name in {*self.options} - {*method.options}:  # torch filled them in
@@ -244,6 +282,7 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def _remember(self, group: Group) -> GroupMemory:
         """Make what is known of a group anew."""
+        self._settle(group)  # parameters may be new
         return remember(self, group)
 
     def _tail(self, group: Group) -> Tail:
