@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distributed import found_alone
 from distributed.agreement import UNEQUAL
 from distributed.models import BATCH
 from distributed.program import LAST, ranks  # noqa: F401  (a fixture)
@@ -40,6 +41,8 @@ SAID = {
     "recorded elsewhere": "has recorded no backward pass since the last step",
     "no average": "says that the loss is an average, but its gradient is at least 2 times that",
     "a destroyed process group": "needs the process group, which was destroyed",
+    "destroyed, by elements": "needs the process group, which was destroyed",
+    **{case: text for case, (_, text) in found_alone.CASES.items()},
 }
 
 

@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from rootfree.placement.processes import digest, initialised
-
-# Seconds after which a rank that waits believes those who seem to have gone another way. They may
-# have made another optimizer for themselves first.
-PATIENCE = 20.0
+from rootfree.placement.processes import PATIENCE, digest, initialised
 
 _FIRST_PAUSE, _PAUSE = 1e-3, 0.25  # seconds between two looks at the notes; from, to
 
 
-class _Alone:
-    """How many groups of parameters this process has added that it shares with nobody."""
+# How many groups of parameters this process has added that it shares with nobody, by what they are.
+_alone: Counter[str] = Counter()
 
-    count = 0
+
+class Alone(NamedTuple):
+    """What a rank that goes another way leaves for those who wait."""
+
+    about: str = ""  # what parameters it has
+    number: int = 0  # of such groups that it shares with nobody
+    total: int = 0  # of groups that it shares with nobody
+    problem: str | None = None  # why it adds none at all, if it does not
+
+    def is_astray(self) -> bool:
+        """Whether this process has not gone that way too."""
+        return self.total > _alone.total() or self.number > _alone[self.about]
 
 
 class Waiting(NamedTuple):
@@ -34,21 +42,22 @@ class Waiting(NamedTuple):
 
     rank: int
     option: str | None  # `placement`
-    alone: int  # its own number of groups that it shares with nobody
+    alone: int  # how many groups of such parameters it shares with nobody
     meeting: str
 
 
-def go_alone(problem: str | None = None) -> int:
+def go_alone(about: str, problem: str | None = None) -> int:
     """Note that this rank adds parameters that it shares with nobody; the number of the note.
 
-    `problem`: why it adds none at all, if it does not.
+    `about`: what parameters they are; `problem`: why it adds none at all, if it does not.
     """
     store = _store()
     if store is None:
         return 0
-    _Alone.count += 1
-    store.set(_alone_key(torch.distributed.get_rank()), json.dumps([_Alone.count, problem]))
-    return _Alone.count
+    _alone[about] += 1
+    note = Alone(about, _alone[about], _alone.total(), problem)
+    store.set(_alone_key(torch.distributed.get_rank()), json.dumps(note))
+    return note.number
 
 
 def missed(about: str, number: int) -> str | None:
@@ -80,19 +89,20 @@ def meet(ranks: Sequence[int], about: str, option: str | None) -> Outcome:
     store = _store()
     if store is None or len(ranks) == 1:
         return Outcome(True)
-    key = f"rootfree/{digest(tuple(ranks))}"
-    number = store.add(_arrivals(key), 1)
-    meeting = f"{key}/{-(-number // len(ranks))}"
+    key = _meetings(ranks)
+    number, failed = store.add(f"{key}/arrived", 1), store.add(f"{key}/failed", 0)
+    meeting = f"{key}/{-(-number // len(ranks))}/{failed}"
     if number % len(ranks) == 0:
         store.set(meeting, "all")
-    waiting = Waiting(torch.distributed.get_rank(), option, _Alone.count, meeting)
+    waiting = Waiting(torch.distributed.get_rank(), option, _alone[about], meeting)
     verdict, note = _verdict_key(meeting), _waiting_key(about)
     begun, pause = time.monotonic(), _FIRST_PAUSE
     while not store.check([meeting]):
         if store.check([verdict]):
             return Outcome(False, store.get(verdict).decode())
+        # Not at once: they may have made another optimizer, for themselves, first.
         if time.monotonic() - begun > PATIENCE:
-            gone = next((r for r in ranks if _note_of(store, r)[0] > _Alone.count), None)
+            gone = next((r for r in ranks if _note_of(store, r).is_astray()), None)
             return Outcome(False, None if gone is None else _verdict(store, waiting, gone))
         if pause == _FIRST_PAUSE:
             store.set(note, json.dumps(waiting))
@@ -104,26 +114,25 @@ def meet(ranks: Sequence[int], about: str, option: str | None) -> Outcome:
 
 def leave(ranks: Sequence[int]) -> None:
     """Take back that one has come."""
-    store = _store()
-    if store is not None:
-        store.add(_arrivals(f"rootfree/{digest(tuple(ranks))}"), -1)
+    store, key = _store(), _meetings(ranks)
+    if store is not None and store.add(f"{key}/arrived", -1) % len(ranks) == 0:
+        store.add(f"{key}/failed", 1)  # the last has left: the next meeting is another one
 
 
 def _verdict(store: Any, waiting: Waiting, gone: int) -> str:
     """The words for those who wait and those who have gone: of all that are found, the first."""
-    _, problem = _note_of(store, gone)
+    problem = _note_of(store, gone).problem
     mine = f"rank {gone}: {problem}" if problem is not None else (
-        f"placement must be the same on all ranks, got {waiting.option!r} on rank {waiting.rank} "
-        f"and None on rank {gone}: the former waits to share its parameters, the latter has "
-        "parameters of its own. Give placement=..., or shard the parameters, on all ranks or on "
-        "none"
+        f"placement: rank {waiting.rank} (placement={waiting.option}) waits to share its "
+        f"parameters, rank {gone} (placement=None) has parameters that it shares with nobody. Give "
+        "placement=..., or shard the parameters, on all ranks or on none"
     )  # fmt: skip
     found: bytes = store.compare_set(_verdict_key(waiting.meeting), "", mine)
     return found.decode()
 
 
-def _arrivals(key: str) -> str:
-    return f"{key}/arrived"
+def _meetings(ranks: Sequence[int]) -> str:
+    return f"rootfree/{digest(tuple(ranks))}"
 
 
 def _verdict_key(meeting: str) -> str:
@@ -138,11 +147,10 @@ def _waiting_key(about: str) -> str:
     return f"rootfree/waiting/{digest(about)}"
 
 
-def _note_of(store: Any, rank: int) -> tuple[int, str | None]:
-    """The number of the last note of a rank that went alone, and its problem, if it had one."""
+def _note_of(store: Any, rank: int) -> Alone:
+    """The last note of a rank that went alone."""
     key = _alone_key(rank)
-    number, problem = json.loads(store.get(key)) if store.check([key]) else (0, None)
-    return number, problem
+    return Alone(*json.loads(store.get(key))) if store.check([key]) else Alone()
 
 
 def _store() -> Any:

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+# Seconds after which a rank that waits for others doubts that they come.
+PATIENCE = 20.0
+
 
 def initialised() -> bool:
     """Whether there are other processes to talk to."""
@@ -38,10 +41,12 @@ def device_group(ranks: Sequence[int]) -> Any:
 
 
 def host_group(ranks: Sequence[int]) -> Any:
-    """A process group of these ranks for tensors on the CPU: no device waits for it."""
-    group = device_group(ranks)
-    if takes(group, torch.device("cpu")):
-        return group
+    """A process group of these ranks for tensors on the CPU: no device waits for it.
+
+    It is ours alone: other threads may be using the groups of others, as `dcp.async_save` does.
+    """
+    if len(ranks) == 1:
+        return device_group(ranks)
     return _new_group(torch.distributed.group.WORLD, tuple(ranks), "gloo")
 
 

@@ -7,12 +7,14 @@ gets to see what the others have, and all raise the same error.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 
-from rootfree.placement.processes import device_group, digest, host_group, initialised
+from rootfree.placement.processes import PATIENCE, device_group, digest, host_group, initialised
 from rootfree.placement.traffic import Traffic
 
 #: what a rank says instead, where an error keeps it from what the others are about to do
@@ -59,7 +61,10 @@ class Ranks:
             return None
         words = torch.tensor([digest(what), digest(content)])
         extremes = torch.cat([words, -words])
-        torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX, group=self._hosts)
+        largest = torch.distributed.ReduceOp.MAX
+        self._await(
+            torch.distributed.all_reduce(extremes, largest, group=self._hosts, async_op=True), what
+        )
         if torch.equal(extremes[:2], -extremes[2:]):
             return None
         found = self.gathered((what, content))
@@ -68,6 +73,25 @@ class Ranks:
             told = ", ".join(f"rank {r}: {each}" for r, each in zip(self.ranks, doing, strict=True))
             raise PlacementError(f"the ranks are not at the same point of the program ({told})")
         return [each for _, each in found]
+
+    def _await(self, work: Any, what: str) -> None:
+        """Wait for the others; say so where that takes long, and what happened where it fails."""
+        try:
+            try:
+                work.wait(timedelta(seconds=PATIENCE))
+            except RuntimeError:
+                if work.is_completed():  # it failed
+                    raise
+                warnings.warn(
+                    f"rank {self.ranks[self.me]} has waited {PATIENCE:.0f} seconds for other ranks "
+                    f"to come to {what}, which all of them must do",
+                    stacklevel=2,
+                )
+                work.wait()
+        except RuntimeError as error:
+            raise PlacementError(
+                f"{what}: another rank is gone, or does not come: {error}"
+            ) from error
 
     def gathered(self, content: Any) -> list[Any]:
         """What every rank has to say."""

@@ -79,12 +79,14 @@ class Agreement:
         sharing = sharing_ranks(self._option, params)
         if sharing is None:
             self._shared |= dict.fromkeys(params)
-            if (number := go_alone()) > 0:
-                self._alone, self.asks = (_about(params), number), True
+            about = _about(params)
+            if (number := go_alone(about)) > 0:
+                self._alone, self.asks = (about, number), True
             return None
         ranks = self._together(sharing, _about(params))
         self._telling = False  # from here on all ranks hear the same
-        content = {**said, **_plain(group), **self._asked(group)}
+        method = {"method": group.get("method")}  # the first that is told
+        content = {**method, **said, **_plain(group), **self._asked(group)}
         ranks.check_agree(_ADDING, content, about="a parameter group")
         crew = ranks if sharing.crew == sharing.everyone else self._acquainted(sharing.crew)
         self._shared |= dict.fromkeys(params, _Shared(ranks, crew, by_blocks))
@@ -137,19 +139,20 @@ class Agreement:
 
     def _refuse(self, params: list[Tensor], problem: Exception) -> None:
         """Tell the ranks that wait for this one, if any do, why it does not add its parameters."""
+        about = _about(params)
         try:
             sharing = sharing_ranks(self._option, params)
         except (ValueError, PlacementError):  # with whom is not known
             sharing = None
         if sharing is None:
-            go_alone(str(problem))
+            go_alone(about, str(problem))
             return
         everyone = sharing.everyone
         if tuple(everyone) not in self._met:
-            outcome = meet(everyone, _about(params), self._placement)
+            outcome = meet(everyone, about, self._placement)
             if not outcome.complete:  # nobody is there to be told
                 leave(everyone)
-                go_alone(str(problem))
+                go_alone(about, str(problem))
                 return
         self._acquainted(everyone).differ(_ADDING, {PROBLEM: str(problem)})
 
@@ -234,13 +237,21 @@ class Agreement:
         """What is missing of a group's gradients in this step, and where."""
         return self._absent.get(id(group), frozenset())
 
-    def check(self, what: str, problem: Exception | None, kind: type[Exception]) -> None:
-        """Raise the problem, or that of another rank as an error of this kind."""
+    def check(
+        self, what: str, problem: Exception | None, kind: type[Exception], **said: Any
+    ) -> None:
+        """Raise the problem, or that of another rank as an error of this kind.
+
+        `said`: where no rank has one, this must be the same on all of them.
+        """
+        text = None if problem is None else str(problem)
         for ranks in self._devices:
-            found = ranks.differ(what, None if problem is None else str(problem))
-            others = [text for text in found or () if text is not None]
+            found = ranks.differ(what, (text, said))
+            others = [each for each, _ in found or () if each is not None]
             if problem is None and others:
                 problem = kind(others[0])
+            if problem is None and found is not None:
+                ranks.check_alike([each for _, each in found], about=what)
         if problem is not None:
             raise problem
 
@@ -276,11 +287,13 @@ def _plain(group: Group) -> dict[str, Any]:
 
     Keys that are not ours may hold anything; what they hold of the plain kinds is compared too.
     """
-    return {
-        name: value
-        for name, value in group.items()
-        if name not in ("params", "param_names") and isinstance(value, _PLAIN)
-    }
+    found = {}
+    for name, value in group.items():
+        if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1:
+            value = value.item()  # a learning rate
+        if name not in ("params", "param_names") and isinstance(value, _PLAIN):
+            found[name] = value
+    return found
 
 
 def _about(params: Sequence[Tensor]) -> str:

@@ -70,7 +70,7 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
     method = type(optimizer).__name__
     rows: list[tuple[Any, ...]] = []
     values: list[dict[str, Any]] = []
-    with _all_or_none(optimizer):
+    with _all_or_none(optimizer) as said:
         matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
         for group, saved_group, saved_states in matched:
             values.append(_checked_values(optimizer, group, saved_group))
@@ -79,6 +79,7 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
                     new = {**group, **values[-1], "step": saved_group.get("step", 0)}
                     rows.append((p, *_fitting(optimizer, p, new, saved)))
         foreign = deepcopy(foreign_entries(state_dict))
+        said["step"] = [int(whole["step"]) for _, _, whole, _ in rows if "step" in whole]
     # From here on nothing can fail.
     for p, mine, whole, others in rows:
         write_(mine, whole)
@@ -94,14 +95,18 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
 
 
 @contextmanager
-def _all_or_none(optimizer: RootFreeOptimizer) -> Iterator[None]:
-    """Inside, a checkpoint is looked at; what is wrong with it on one rank is raised on all."""
+def _all_or_none(optimizer: RootFreeOptimizer) -> Iterator[dict[str, Any]]:
+    """Inside, a checkpoint is looked at; what is wrong with it on one rank is raised on all.
+
+    What is put into the dict must be the same on all ranks.
+    """
     problem: Exception | None = None
+    said: dict[str, Any] = {}
     try:
-        yield
+        yield said
     except Exception as error:
         problem = error
-    optimizer._agreement.check("load_state_dict()", problem, StateMismatchError)
+    optimizer._agreement.check("load_state_dict()", problem, StateMismatchError, **said)
 
 
 def placed_like_state(
