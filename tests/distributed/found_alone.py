@@ -20,7 +20,7 @@ from distributed.models import MODES, data_ranks, network, train
 from rootfree.placement import meeting
 from rootfree.placement.local import local
 from rootfree.placement.ranks import PlacementError
-from rootfree.shell.agreement import _about
+from rootfree.shell.said import description_of
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def placement_on_one(rank: int) -> None:
     constructors, as their backward pass does."""
     params = [nn.Parameter(torch.ones(9, 7))]
     optimizer = if_shampoo(params, placement=rootfree.Sharded() if rank == 2 else None)
-    key = meeting._waiting_key(_about(params))
+    key = meeting._waiting_key(description_of(params))
     dist.distributed_c10d._get_default_store().wait([key])
     stepped_alone(optimizer)
 

@@ -7,19 +7,23 @@ all raise an error, and nothing has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from rootfree.placement.homes import description
 from rootfree.placement.local import check_one_kind, has_copies
 from rootfree.placement.meeting import go_alone, leave, meet, missed
 from rootfree.placement.placed_stack import Absent
 from rootfree.placement.ranks import PROBLEM, PlacementError, Ranks
 from rootfree.placement.sharded import Sharded, Sharing, sharing_ranks
 from rootfree.shell.gradients import memory_of
+from rootfree.shell.said import Said, description_of, plain_options, tensors_in
 from rootfree.shell.work import check_gradient
 
 if TYPE_CHECKING:
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 
 Group = dict[str, Any]
 _ADDING = "adding a parameter group"
-_PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
 
 
 class _Shared(NamedTuple):
@@ -44,7 +47,8 @@ class Agreement:
     def __init__(self, option: Sharded | None) -> None:
         self._option = option
         self._met: dict[tuple[int, ...], Ranks] = {}
-        self._shared: dict[Tensor, _Shared | None] = {}  # None: this rank has it by itself
+        #: None: this rank has a parameter by itself. Parameters may be replaced: none is kept alive
+        self._shared: MutableMapping[Tensor, _Shared | None] = WeakTensorKeyDictionary()
         self._devices: dict[Ranks, list[torch.device]] = {}  # of all that have parameters in common
         self._usable: dict[int, list[Any]] = {}  # by id of the group: kinds of gradients
         self._absent: dict[int, Absent] = {}  # by id of the group
@@ -64,10 +68,6 @@ class Agreement:
         """Whether other ranks have parameters of this optimizer too."""
         return bool(self._devices)
 
-    def knows(self, p: Tensor) -> bool:
-        """Whether it has been found out who has a parameter."""
-        return p in self._shared
-
     def join(
         self, params: Sequence[Tensor], group: Group, said: Mapping[str, Any], *, by_blocks: bool
     ) -> Ranks | None:
@@ -78,18 +78,18 @@ class Agreement:
         """
         sharing = sharing_ranks(self._option, params)
         if sharing is None:
-            self._shared |= dict.fromkeys(params)
-            about = _about(params)
+            self._shared.update(dict.fromkeys(params))
+            about = description_of(params)
             if (number := go_alone(about)) > 0:
                 self._alone, self.asks = (about, number), True
             return None
-        ranks = self._together(sharing, _about(params))
+        ranks = self._together(sharing, description_of(params))
         self._telling = False  # from here on all ranks hear the same
         method = {"method": group.get("method")}  # the first that is told
-        content = {**method, **said, **_plain(group), **self._asked(group)}
+        content = {**method, **said, **plain_options(group), **self._asked(group)}
         ranks.check_agree(_ADDING, content, about="a parameter group")
         crew = ranks if sharing.crew == sharing.everyone else self._acquainted(sharing.crew)
-        self._shared |= dict.fromkeys(params, _Shared(ranks, crew, by_blocks))
+        self._shared.update(dict.fromkeys(params, _Shared(ranks, crew, by_blocks)))
         if ranks.world > 1:
             devices = [p.device for p in params]
             self._devices[ranks] = list(dict.fromkeys([*self._devices.get(ranks, ()), *devices]))
@@ -132,14 +132,14 @@ class Agreement:
             yield
         except Exception as error:
             if self._telling and not inside:
-                self._refuse(_tensors_in(params), error)
+                self._refuse(tensors_in(params), error)
             raise
         finally:
             self._telling = inside and self._telling
 
     def _refuse(self, params: list[Tensor], problem: Exception) -> None:
         """Tell the ranks that wait for this one, if any do, why it does not add its parameters."""
-        about = _about(params)
+        about = description_of(params)
         try:
             sharing = sharing_ranks(self._option, params)
         except (ValueError, PlacementError):  # with whom is not known
@@ -174,15 +174,15 @@ class Agreement:
             raise
         except Exception as error:
             trouble = error
-        options = [{**_plain(g), "step": n} for g, n in zip(groups, counts, strict=True)]
+        options = [{**plain_options(g), "step": n} for g, n in zip(groups, counts, strict=True)]
         counting = optimizer._batch_counter is not None
         for ranks in self._devices:
             mine = [group for group in groups if self._concerns(ranks, group)]
             here = [seen.get(id(group)) for group in mine]
-            said = _Said(options, counting, here, None if trouble is None else str(trouble))
+            said = Said(options, counting, here, None if trouble is None else str(trouble))
             found = ranks.differ("step()", tuple(said))
             if trouble is None and found is not None:
-                told = [_Said(*each) for each in found]
+                told = [Said(*each) for each in found]
                 ranks.check_alike([each.labelled() for each in told], about="step()")
                 for n, group in enumerate(mine):
                     self._compare(ranks, group, [each.seen[n] for each in told])
@@ -262,50 +262,30 @@ class Agreement:
                 ranks.largest_(flags.setdefault(device, torch.zeros((), device=device)))
 
 
-class _Said(NamedTuple):
-    """What a rank says before a step."""
+def settle(optimizer: RootFreeOptimizer, group: Group) -> None:
+    """Find out which ranks have a group's parameters too, and which blocks of them are whose.
 
-    options: list[dict[str, Any]]  # of all groups
-    counting: bool
-    seen: list[Any]  # of the groups that are shared: which gradients are there
-    trouble: str | None
-
-    def labelled(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by what it is."""
-        if self.trouble is not None:
-            return {PROBLEM: self.trouble}
-        found = {
-            f"{name} of parameter group {n}": value
-            for n, group in enumerate(self.options)
-            for name, value in group.items()
-        }
-        return {**found, "whether track_batch_size counts": self.counting}
-
-
-def _plain(group: Group) -> dict[str, Any]:
-    """The options of a group that ranks can compare, and hosts look at without waiting.
-
-    Keys that are not ours may hold anything; what they hold of the plain kinds is compared too.
+    Called before there is any state.  Changes the optimizer.
     """
-    found = {}
-    for name, value in group.items():
-        if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1:
-            value = value.item()  # a learning rate
-        if name not in ("params", "param_names") and isinstance(value, _PLAIN):
-            found[name] = value
-    return found
+    agreement = optimizer._agreement
+    params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+    params = [p for p in params if p not in agreement._shared]
+    if params:
+        cuts = optimizer._cuts(params, group)
+        said = {
+            **description(params, cuts or [[]] * len(params)),
+            "nonfinite": optimizer._watch.mode,
+            "fused": optimizer._fused,
+            "curvature": optimizer._curvature and optimizer._curvature.name,
+        }
+        ranks = agreement.join(params, group, said, by_blocks=cuts is not None)
+        if ranks is not None and cuts is not None:
+            optimizer._place(params, cuts, ranks)
+    if agreement.is_shared:
+        optimizer._watch.over_ranks = agreement.any_
 
 
-def _about(params: Sequence[Tensor]) -> str:
-    """What parameters they are, for ranks that may not know of each other yet."""
-    return str([(tuple(p.shape), p.dtype) for p in params])
-
-
-def _tensors_in(params: Any) -> list[Tensor]:
-    """The tensors of what an optimizer was given, whether it is right or not."""
-    if isinstance(params, Tensor):
-        return [params]
-    if isinstance(params, dict):
-        return _tensors_in(params.get("params", ()))
-    found = params if isinstance(params, (list, tuple)) else ()
-    return [tensor for each in found for tensor in _tensors_in(each)]
+@_disable_dynamo
+def uncompiled(step: Callable[..., Any], closure: Any) -> Any:
+    """A step before which ranks agree: torch.compile leaves it as it is."""
+    return step(closure)

@@ -25,8 +25,9 @@ from rootfree.kernels.plan import State, Structures
 from rootfree.kernels.stack import Part, Stack, portions
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import whole_bytes
-from rootfree.placement.homes import description
 from rootfree.placement.local import is_sharded
+from rootfree.placement.owners import Cut
+from rootfree.placement.ranks import Ranks
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell.block_layout import lay_out, stacks_of
 from rootfree.shell.gradients import memory_of, unchanged_if
@@ -71,17 +72,15 @@ class BlockOptimizer(RootFreeOptimizer):
         self._placed = self._placed or Placing(self._agreement)
         return self._placed
 
-    def _join(self, params: list[Tensor], group: Group) -> None:
+    def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
         if self._of(group) is not self:
-            super()._join(params, group)
-            return
+            return None
         if self._placement is not None or any(map(is_sharded, params)):
             self._pairs.check_apart(params)
-        cuts = [[each[1:] for each in self._cut(p, group)] for p in params]
-        said = {**description(params, cuts), **self._asked()}
-        ranks = self._agreement.join(params, group, said, by_blocks=True)
-        if ranks is not None:
-            self._placing.settle(params, cuts, ranks, divided=self._placement is not None)
+        return [[each[1:] for each in self._cut(p, group)] for p in params]
+
+    def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
+        self._placing.settle(params, cuts, ranks, divided=self._placement is not None)
 
     @abstractmethod
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:

@@ -25,11 +25,12 @@ from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
-from rootfree.placement.homes import description
+from rootfree.placement.owners import Cut
+from rootfree.placement.ranks import Ranks
 from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
-from rootfree.shell.agreement import Agreement
+from rootfree.shell.agreement import Agreement, settle, uncompiled
 from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
 from rootfree.shell.checks import Check
 from rootfree.shell.companion import AdamW
@@ -151,27 +152,13 @@ class RootFreeOptimizer(Optimizer, ABC):
         self._agreed = self._agreed or Agreement(self._placement)
         return self._agreed
 
-    def _settle(self, group: Group) -> None:
-        """Find out which ranks have a group's parameters too; called before there is any state."""
-        params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
-        params = [p for p in params if not self._agreement.knows(p)]
-        if params:
-            self._join(params, group)
-        if self._agreement.is_shared:
-            self._watch.over_ranks = self._agreement.any_
+    def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
+        """How ranks would share the blocks of these; None: each updates the elements it has."""
+        return None  # unless a method says otherwise
 
-    def _join(self, params: list[Tensor], group: Group) -> None:
-        """Meet the ranks that have these parameters too; all of them must ask."""
-        said = description(params, [[]] * len(params))
-        self._agreement.join(params, group, {**said, **self._asked()}, by_blocks=False)
-
-    def _asked(self) -> dict[str, Any]:
-        """What must be the same on all ranks beside the options of groups."""
-        return {
-            "nonfinite": self._watch.mode,
-            "fused": self._fused,
-            "curvature": self._curvature and self._curvature.name,
-        }
+    def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
+        """Decide which of these ranks has what of the state; all of them must ask."""
+        return  # nothing, unless a method says otherwise
 
     def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
         """Positions, by id of the group, of parameters whose gradient only other ranks have."""
@@ -190,7 +177,7 @@ class RootFreeOptimizer(Optimizer, ABC):
             param_group = {**param_group, "params": list(param_group["params"])}
         with self._agreement.telling(param_group):
             group = self._checked_group(param_group)
-            self._settle(group)
+            settle(self, group)
         super().add_param_group(group)
         method = self._of(group)
         for name in {*self.options} - {*method.options}:  # torch filled them in
@@ -234,6 +221,8 @@ class RootFreeOptimizer(Optimizer, ABC):
         All gradients, and a curvature that is given, are looked at before the first parameter is
         changed, so that an error leaves parameters and state as they were.
         """
+        if torch.compiler.is_compiling() and self._agreed is not None and self._agreed.is_shared:
+            return uncompiled(self.step, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -282,7 +271,7 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def _remember(self, group: Group) -> GroupMemory:
         """Make what is known of a group anew."""
-        self._settle(group)  # parameters may be new
+        settle(self, group)  # parameters may be new
         return remember(self, group)
 
     def _tail(self, group: Group) -> Tail:
