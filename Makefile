@@ -8,11 +8,11 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint const
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: help demo test quick check docs bench audit lock lock-check dist clean
+.PHONY: help demo test test-all check docs bench audit lock lock-check dist clean
 help:
 	@echo "make demo    train two small networks with five optimizers each and write a report"
-	@echo "make test    run the tests"
-	@echo "make quick   run the tests but the slow ones"
+	@echo "make test    run the tests but the slow ones (5 minutes on two cores)"
+	@echo "make test-all  run all tests (11 minutes)"
 	@echo "make check   lint, types, import rules"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   measure optimizer steps against torch's"
@@ -41,11 +41,13 @@ $(VENV)/.installed-docs: $(VENV)/.installed-lab
 demo: $(VENV)/.installed-lab
 	$(BIN)/rootfree demo
 
-test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-quick: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+test: $(VENV)/.installed-dev
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.installed-dev
+	$(PYTEST)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

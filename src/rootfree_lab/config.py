@@ -133,9 +133,10 @@ class TrainConfig:
     `square_k` and `square_m` are k and M of the square loss of Hui & Belkin; `label_smoothing` goes
     with cross entropy in training, not in tests; `clip_norm` is the largest norm that all gradients
     together may have; `context` is the length of a text example; `eval_every` counts steps
-    (default: once an epoch). Two settings matter on a GPU alone: with `deterministic` two equal
+    (default: once an epoch). Three settings matter on a GPU alone: with `deterministic` two equal
     runs are equal bit for bit, without it they may be faster; with `graphs` forward and backward
-    pass are replayed from CUDA graphs, which gives small models the same numbers sooner.
+    pass are replayed from CUDA graphs, which gives small models the same numbers sooner; with
+    `channels_last` images lie in memory as bf16 convolutions want them.
 
     `parallel` says how the ranks that torchrun started divide the model. It is no part of the run's
     identity: the result is the same up to rounding, and up to dropout and batch statistics, which
@@ -159,6 +160,7 @@ class TrainConfig:
     eval_every: int | None = None
     deterministic: bool = True
     graphs: bool = False
+    channels_last: bool = False
     parallel: str = "none"
     rollback: int = 0
 
@@ -246,8 +248,9 @@ class Config:
         del table["label"], table["output"], table["train"]["parallel"]
         options = table["optimizer"].pop("options")
         table["optimizer"].update(options)
-        if not self.train.rollback:  # as it was before there were any
-            del table["train"]["rollback"]
+        for later in ("channels_last", "rollback"):  # as it was before there were any
+            if not table["train"][later]:
+                del table["train"][later]
         if self.model.weights is None:
             del table["model"]["weights"], table["model"]["fresh"]
         else:  # the same weights may lie elsewhere

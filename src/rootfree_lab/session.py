@@ -81,6 +81,8 @@ class Session:
         self.kind: str = dataset.kind
         if train.graphs and self.kind == "graph":
             raise ConfigError("train.graphs must be false for graph data, got true")
+        if train.channels_last and self.kind != "images":
+            raise ConfigError(f"train.channels_last is for images, got true for {self.kind} data")
         if not self.ranks.alone and self.kind == "graph":
             raise ConfigError(
                 f"train.parallel must be none for graph data, got {train.parallel!r}: a graph is "
@@ -171,9 +173,11 @@ class Session:
         return outputs, self._loss(outputs, batch.target)
 
     def _forward(self, batch: Batch, model: nn.Module) -> Tensor:
-        bf16 = self.config.train.autocast == "bf16"
+        bf16, inputs = self.config.train.autocast == "bf16", batch.inputs
+        if self.config.train.channels_last:
+            inputs = tuple(x.contiguous(memory_format=torch.channels_last) for x in inputs)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
-            outputs: Tensor = model(*batch.inputs)
+            outputs: Tensor = model(*inputs)
         return outputs if batch.select is None else outputs[batch.select]
 
     def why_not_deterministic(self) -> str | None:

@@ -137,7 +137,7 @@ def test_graphs_are_recorded_and_clipping_sees_their_gradients(tmp_path):
         run = session.Session(config, torch.device("cuda"))
         run.watch.start()
         for _ in range(8):
-            before = [p.clone() for p in run.model.parameters()]
+            before = [p.detach().clone() for p in run.model.parameters()]
             run.step()
         run.watch.pause()
     assert run._passes._recorded is not None

@@ -190,7 +190,7 @@ def told(value: Summary, unit: str = "") -> str:
     return f"{value.mean:.4g}{spread}{unit}"
 
 
-NETWORKS = ("cnn", "transformer", "other", "peers", "switch")
+NETWORKS = ("cnn", "transformer", "other", "peers")  # the kinds of cases that train a network
 CLAIMS = (
     Claim("RF-RMSProp and SGD", "On CNNs, RF-RMSProp's test error is within 0.5 points of SGD's.",
           ("cnn",), at_most(RF, "SGD", 0.5)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootfree_lab.evidence.claims import CLAIMS, IF, WHITE, Claim, Verdict, told
+from rootfree_lab.evidence.claims import CLAIMS, IF, NETWORKS, WHITE, Claim, Verdict, told
 from rootfree_lab.evidence.outcomes import (
     NOTE,
     Case,
@@ -119,7 +119,10 @@ def render(results: Path, folder: str) -> tuple[str, dict[str, Plot]]:
             if case.kind in ("transformer", "cost")
         ],
         switches=[
-            _switch(case, outcomes[case.config]) for case in cases if case.kind == "switch"
+            _switch(case, there)
+            for case in cases
+            if case.kind in NETWORKS
+            and ((there := outcomes[case.config]) is None or {IF, WHITE} <= {*there.labels})
         ],
     )  # fmt: skip
     return text, {case.address: case.plot for case in shown.values() if case.plot is not None}

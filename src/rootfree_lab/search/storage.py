@@ -55,6 +55,14 @@ def open_storage(where: str) -> BaseStorage:
             return JournalStorage(_Journal(path))
         waits = {"timeout": _PATIENCE} if where.startswith("sqlite") else {}
         engine = {"pool_pre_ping": True, "connect_args": waits}
+        for seconds in _DELAYS[:3]:
+            try:
+                return get_storage(RDBStorage(where, engine_kwargs=engine))
+            except Exception as error:
+                # Two machines that begin at once both make the tables of an empty database.
+                if not (_of_a_database(error) and "already exists" in str(error)):
+                    raise
+                time.sleep(seconds)
         return get_storage(RDBStorage(where, engine_kwargs=engine))
 
 

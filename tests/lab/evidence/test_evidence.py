@@ -223,6 +223,8 @@ def test_a_page_of_partial_results(tmp_path):
     (results / "empty_folder").mkdir(parents=True)
     runs = finals({"SGD": [20.0, 20.4], "AdamW": [21.0, 21.2], "RFRMSprop": [20.2, 20.3]})
     write(results / "resnet34_cifar10" / "final" / "records.jsonl", list(runs))
+    switch = finals({"IFShampoo": [9.0, 9.2], "IFWhitening": [8.0, 8.2]})
+    write(results / "swin_micro_cifar10" / "final" / "records.jsonl", list(switch))
     searched = [trial("AdamW 1.0", 0.1, 0.3), trial("AdamW 1.1", 0.2, 0.2)]
     write(results / "gcvit_micro_cifar10" / "records.jsonl", searched)
     write(results / "my_search" / "records.jsonl", searched[:1])
@@ -231,7 +233,7 @@ def test_a_page_of_partial_results(tmp_path):
     page = tmp_path / "docs" / "page.md"
     assert write_evidence(results, page) == 2
     text = page.read_text(encoding="utf-8")
-    assert "**2 of 28 cases have been run.**" in text  # unknown ones count
+    assert "**3 of 22 cases have been run.**" in text  # unknown ones count
     assert "within 0.5 points of SGD's. | **holds** so far: 1 of 1 cases" in text
     assert "| AdamW | 24.85 | 21.1 ± 0.14 | 23.30 | not run yet |" in text
     assert "The final runs are missing; the search has 2 trials." in text
@@ -241,6 +243,9 @@ def test_a_page_of_partial_results(tmp_path):
     assert "### `my_search`" in text
     assert r"| a\|b | 1.00 |" in text
     assert "A note of mine." in text
+    assert "| Swin | 9.1 ± 0.14 % | 8.1 ± 0.14 % | yes |" in text
+    assert "| GCViT | – | – | not run yet |" in text
+    assert "| ResNet-34 | – |" not in text  # it was run without either
 
 
 def test_half_a_record_is_refused(tmp_path):
@@ -256,7 +261,7 @@ def test_command(tmp_path):
     run = CliRunner().invoke
     result = run(commands.app, ["evidence", str(tmp_path / "results"), "--out", str(page)])
     assert result.exit_code == 0, result.output
-    assert "**0 of 26 cases have been run.**" in page.read_text(encoding="utf-8")
+    assert "**0 of 20 cases have been run.**" in page.read_text(encoding="utf-8")
     result = run(commands.app, ["evidence", str(tmp_path / "no"), "--out", str(page)])
     assert result.exit_code == 2
     assert "there is no folder" in result.output

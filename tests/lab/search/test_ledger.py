@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
+import optuna
 import pytest
 from filelock import FileLock
 from optuna.trial import TrialState
@@ -334,3 +335,28 @@ def test_a_password_is_not_shown():
         open_storage("nothing://me:secret@host/trials")
     assert "nothing://me@host/trials" in str(error.value)
     assert "secret" not in str(error.value)
+
+
+def test_two_machines_begin_with_an_empty_database_at_once(tmp_path, monkeypatch):
+    """Both make the tables; the later one fails, and finds them when it looks again."""
+    real, tries = storage.RDBStorage, []
+
+    def racing(*arguments, **options):
+        tries.append(None)
+        if len(tries) < 3:
+            raise optuna.exceptions.StorageInternalError('type "studydirection" already exists')
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(storage, "RDBStorage", racing)
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
+    open_storage(f"sqlite:///{tmp_path}/trials.db")
+    assert len(tries) == 3
+
+    def broken(*arguments, **options):
+        tries.append(None)
+        raise optuna.exceptions.StorageInternalError("no such host")
+
+    monkeypatch.setattr(storage, "RDBStorage", broken)
+    with pytest.raises(StorageError, match="no such host"):
+        open_storage("postgresql://me@host/trials")
+    assert len(tries) == 4  # nothing that waiting would mend

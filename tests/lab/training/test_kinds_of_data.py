@@ -86,6 +86,11 @@ def test_cuda_graphs_are_not_for_graph_data(made_up):
         Session(config("made-up graph", "gamlp", steps=1, graphs=True), torch.device("cpu"))
 
 
+def test_channels_last_is_for_images(made_up):
+    with pytest.raises(ValueError, match=r"train\.channels_last is for images, got true for graph"):
+        Session(config("made-up graph", "gamlp", steps=1, channels_last=True), torch.device("cpu"))
+
+
 def test_graph(tmp_path, made_up):
     model = {"name": "gamlp", "options": {"dropout": 0.0, "hidden": 16}}
     settings = config("made-up graph", model, epochs=30, eval_every=10)

@@ -149,6 +149,19 @@ def test_bf16_autocast_runs_and_square_loss_learns(tmp_path, make_config):
     assert losses[-1] < losses[0]
 
 
+def test_channels_last_changes_the_layout_and_the_identity_alone(tmp_path, make_config):
+    usual, last = make_config(), make_config(channels_last=True)
+    assert usual.identity() != last.identity()
+    seen = []
+    built = Session(last, torch.device("cpu"))
+    built.model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    built.watch.start()
+    built.step()
+    assert seen[0].stride() == torch.empty_like(seen[0], memory_format=torch.channels_last).stride()
+    losses = [train(config, out=tmp_path)["final"]["train_loss"] for config in (usual, last)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def test_a_model_without_deterministic_kernels_is_named_before_it_trains(make_config, monkeypatch):
     built = Session(make_config(), torch.device("cpu"))
     random = torch.get_rng_state()
