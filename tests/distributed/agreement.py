@@ -29,6 +29,7 @@ def run(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"batch sizes": batch_sizes(rank)}
     cases = {**CASES, "missing shard": partial(missing_shard, folder / "missing shard")}
     cases |= {name: case for name, (case, _) in found_alone.CASES.items()}
+    found["no false alarms"] = found_alone.no_false_alarms(rank)
     found["errors"] = {}
     for name, case in cases.items():
         found["errors"][name] = error_of(case, rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,8 +118,9 @@ def bad_replicas(rank: int) -> None:
 def placement_on_one(rank: int) -> None:
     """The ranks without it find out at their first step: under DDP that comes after the others'
     constructors, as their backward pass does."""
-    params = [nn.Parameter(torch.ones(9, 7))]
-    optimizer = if_shampoo(params, placement=rootfree.Sharded() if rank == 2 else None)
+    params, more = [nn.Parameter(torch.ones(9, 7))], [nn.Parameter(torch.ones(2, 7))]
+    groups = [{"params": params}, {"params": more}]
+    optimizer = if_shampoo(groups, placement=rootfree.Sharded() if rank == 2 else None)
     key = meeting._waiting_key(description_of(params))
     dist.distributed_c10d._get_default_store().wait([key])
     stepped_alone(optimizer)
@@ -192,6 +194,15 @@ def missing_copy(rank: int) -> None:
         optimizer.step()
 
 
+def not_finite(rank: int) -> None:
+    optimizer = if_shampoo(by_hand("sharded"), nonfinite="raise")
+    params = stepped(optimizer)
+    if rank == 3:
+        local(params[0].grad)[0, 0] = torch.nan
+    with unchanged(optimizer):
+        optimizer.step()
+
+
 def broken_part(rank: int, *, make: Callable[..., Any]) -> None:
     """The last number of a momentum, which one rank has, is not finite."""
     optimizer = make(by_hand("sharded"))
@@ -221,6 +232,19 @@ def other_steps(rank: int) -> None:
         optimizer.load_state_dict(saved)
 
 
+def no_false_alarms(rank: int) -> bool:
+    """Optimizers that ranks have for themselves do not disturb those that they share."""
+    for _ in range(2):
+        alone, together = by_hand("whole"), by_hand("whole")
+        own = if_shampoo(alone)  # on all ranks, but one of them is late
+        time.sleep(0.2 * (rank == 1))
+        stepped_alone(own)
+        if rank == 1:
+            if_shampoo(by_hand("whole")).summary()  # on one rank, which does not use it
+        stepped_alone(if_shampoo(together, placement=rootfree.Sharded()))
+    return True
+
+
 #: what each rank does, and what is said on all of them
 CASES: dict[str, tuple[Callable[[int], Any], str]] = {
     "sparse gradient": (sparse_gradient, "of shape (4, 3) is sparse_coo; only dense real gradient"),
@@ -239,6 +263,7 @@ CASES: dict[str, tuple[Callable[[int], Any], str]] = {
     "other rate of replicas": (other_rate_of_replicas, "lr of parameter group 0 must be the same "),
     "counted on one": (counted_on_one, "whether track_batch_size counts must be the same on all r"),
     "missing copy": (missing_copy, "is missing on rank 1, but not on rank 0, and copies of the pa"),
+    "not finite": (not_finite, "is not finite; nothing was changed"),
     "broken shard": (broken_shard, "'momentum' of a parameter of shape (40, 24) has numbers that "),
     "broken shard by elements": (broken_shard_by_elements, "'momentum' of a parameter of shape (4"),
     "other steps": (other_steps, "load_state_dict(): step must be the same on all ranks, got [0, "),

@@ -56,6 +56,10 @@ def test_the_same_error_on_every_rank(ranks):  # noqa: F811
             assert seconds < 30
 
 
+def test_ranks_may_have_optimizers_of_their_own(ranks):  # noqa: F811
+    assert all(rank["no false alarms"] for rank in ranks[LAST])
+
+
 def test_one_batch_size_for_all(ranks):  # noqa: F811
     for rank in ranks[LAST]:
         found = rank["batch sizes"]

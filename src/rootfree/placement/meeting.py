@@ -20,8 +20,10 @@ from rootfree.placement.processes import PATIENCE, digest, initialised
 _FIRST_PAUSE, _PAUSE = 1e-3, 0.25  # seconds between two looks at the notes; from, to
 
 
-# How many groups of parameters this process has added that it shares with nobody, by what they are.
+# Groups of parameters that this process shares with nobody, by what they are, since ranks last met:
+# how many it has added, and how many of them it has begun to use.
 _alone: Counter[str] = Counter()
+_used: Counter[str] = Counter()
 
 
 class Alone(NamedTuple):
@@ -42,34 +44,35 @@ class Waiting(NamedTuple):
 
     rank: int
     option: str | None  # `placement`
-    alone: int  # how many groups of such parameters it shares with nobody
+    used: int  # how many groups of such parameters it uses, and shares with nobody
     meeting: str
 
 
-def go_alone(about: str, problem: str | None = None) -> int:
-    """Note that this rank adds parameters that it shares with nobody; the number of the note.
+def go_alone(about: str, problem: str | None = None) -> bool:
+    """Note that this rank adds parameters that it shares with nobody; False: it is the only one.
 
     `about`: what parameters they are; `problem`: why it adds none at all, if it does not.
     """
     store = _store()
     if store is None:
-        return 0
+        return False
     _alone[about] += 1
     note = Alone(about, _alone[about], _alone.total(), problem)
     store.set(_alone_key(torch.distributed.get_rank()), json.dumps(note))
-    return note.number
+    return True
 
 
-def missed(about: str, number: int) -> str | None:
-    """Why a step by oneself is wrong: others wait to share the same parameters; None: nobody does.
+def missed(about: str) -> str | None:
+    """Why the first step with parameters of one's own is wrong: others wait to share such ones.
 
-    `about`: what parameters they are; `number`: that of the note that they are shared with nobody.
+    `about`: what parameters they are. None: nobody waits.
     """
     store, key = _store(), _waiting_key(about)
+    _used[about] += 1
     if store is None or not store.check([key]):
         return None
     waiting = Waiting(*json.loads(store.get(key)))
-    if number <= waiting.alone:  # they have made this optimizer too, and wait with a later one
+    if _used[about] <= waiting.used:  # they use this optimizer too, and wait with a later one
         return None
     return _verdict(store, waiting, torch.distributed.get_rank())
 
@@ -94,7 +97,7 @@ def meet(ranks: Sequence[int], about: str, option: str | None) -> Outcome:
     meeting = f"{key}/{-(-number // len(ranks))}/{failed}"
     if number % len(ranks) == 0:
         store.set(meeting, "all")
-    waiting = Waiting(torch.distributed.get_rank(), option, _alone[about], meeting)
+    waiting = Waiting(torch.distributed.get_rank(), option, _used[about], meeting)
     verdict, note = _verdict_key(meeting), _waiting_key(about)
     begun, pause = time.monotonic(), _FIRST_PAUSE
     while not store.check([meeting]):
@@ -109,6 +112,9 @@ def meet(ranks: Sequence[int], about: str, option: str | None) -> Outcome:
         time.sleep(pause)
         pause = min(2 * pause, _PAUSE)
     store.delete_key(note)
+    store.delete_key(_alone_key(waiting.rank))
+    _alone.clear()
+    _used.clear()
     return Outcome(True)
 
 

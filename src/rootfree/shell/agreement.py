@@ -53,7 +53,7 @@ class Agreement:
         self._usable: dict[int, list[Any]] = {}  # by id of the group: kinds of gradients
         self._absent: dict[int, Absent] = {}  # by id of the group
         self._telling = False  # whether others may wait to hear whether this rank adds its group
-        self._alone: tuple[str, int] | None = None  # parameters of our own, until the first step
+        self._alone: list[str] = []  # what parameters are our own, until the first step
         self.asks = False  # whether the next step begins with a look at other ranks
         self.steps = 0
 
@@ -79,9 +79,9 @@ class Agreement:
         sharing = sharing_ranks(self._option, params)
         if sharing is None:
             self._shared.update(dict.fromkeys(params))
-            about = description_of(params)
-            if (number := go_alone(about)) > 0:
-                self._alone, self.asks = (about, number), True
+            if go_alone(description_of(params)):
+                self._alone.append(description_of(params))
+                self.asks = True
             return None
         ranks = self._together(sharing, description_of(params))
         self._telling = False  # from here on all ranks hear the same
@@ -158,10 +158,10 @@ class Agreement:
 
     def before_step(self, optimizer: RootFreeOptimizer) -> dict[int, list[int]]:
         """The positions, by id of the group, whose gradients only other ranks have."""
-        if self._alone is not None:
-            if (problem := missed(*self._alone)) is not None:
+        if self._alone:
+            for problem in filter(None, map(missed, self._alone)):
                 raise PlacementError(problem)
-            self._alone, self.asks = None, self.is_shared
+            self._alone, self.asks = [], self.is_shared
         groups, trouble = optimizer.param_groups, None
         seen: dict[int, list[bool]] = {}
         counts: list[list[int]] = [[] for _ in groups]
