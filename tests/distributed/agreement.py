@@ -38,7 +38,11 @@ def run(folder: Path) -> dict[str, Any]:
     optimizer, by_elements = sharded(), rms_prop(by_hand("sharded"))
     train_once(optimizer)
     found_alone.stepped(by_elements)
+    if rank != 1:
+        found["errors"]["destroyed on one"] = error_of(lambda _: optimizer.step(), rank)
     dist.destroy_process_group()
+    if rank == 1:
+        found["errors"]["destroyed on one"] = error_of(lambda _: optimizer.step(), rank)
     found["errors"]["a destroyed process group"] = error_of(lambda _: optimizer.step(), rank)
     found["errors"]["destroyed, by elements"] = error_of(lambda _: by_elements.step(), rank)
     return found

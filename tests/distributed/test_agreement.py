@@ -41,6 +41,7 @@ SAID = {
     "recorded elsewhere": "has recorded no backward pass since the last step",
     "no average": "says that the loss is an average, but its gradient is at least 2 times that",
     "a destroyed process group": "needs the process group, which was destroyed",
+    "destroyed on one": "step()",  # and either that it was destroyed, or that a rank is gone
     "destroyed, by elements": "needs the process group, which was destroyed",
     **{case: text for case, (_, text) in found_alone.CASES.items()},
 }

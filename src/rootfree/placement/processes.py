@@ -68,6 +68,11 @@ def exchange_device(group: Any, device: torch.device) -> torch.device:
     return device
 
 
+def drop_groups() -> None:
+    """Forget the groups that were made here."""
+    _new_group.cache_clear()
+
+
 @cache
 def _new_group(world: Any, ranks: tuple[int, ...], backend: str | None) -> Any:
     # `world` is there because a new default group makes the old ones useless.

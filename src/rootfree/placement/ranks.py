@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 
-from rootfree.placement.processes import PATIENCE, device_group, digest, host_group, initialised
+from rootfree.placement.processes import (
+    PATIENCE,
+    device_group,
+    digest,
+    drop_groups,
+    host_group,
+    initialised,
+)
 from rootfree.placement.traffic import Traffic
 
 #: what a rank says instead, where an error keeps it from what the others are about to do
@@ -31,7 +38,7 @@ class Ranks:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)
         self.group = device_group(ranks)
-        self._hosts = host_group(ranks)
+        host_group(ranks)  # made now, while all of them are here
         self.me = self.ranks.index(torch.distributed.get_rank())
         self.traffic = Traffic()  # of this rank, in steps
         self.load = [0.0] * len(self.ranks)  # of each, by the blocks that it owns
@@ -41,6 +48,10 @@ class Ranks:
     def world(self) -> int:
         """How many there are."""
         return len(self.ranks)
+
+    @property
+    def _hosts(self) -> Any:
+        return host_group(self.ranks)
 
     def mesh(self, device_type: str) -> Any:
         """The ranks as a mesh of one axis, for state that no parameter has a mesh for."""
@@ -56,6 +67,7 @@ class Ranks:
         `what`: what the rank is about to do. If that alone is not the same, it is an error.
         """
         if not initialised():
+            drop_groups()  # with its connections: ranks that wait for this one notice
             raise PlacementError(f"{what} needs the process group, which was destroyed")
         if self.world == 1:
             return None
