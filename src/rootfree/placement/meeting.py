@@ -19,7 +19,6 @@ from rootfree.placement.processes import PATIENCE, digest, initialised
 
 _FIRST_PAUSE, _PAUSE = 1e-3, 0.25  # seconds between two looks at the notes; from, to
 
-
 # Groups of parameters that this process shares with nobody, by what they are, since ranks last met:
 # how many it has added, and how many of them it has begun to use.
 _alone: Counter[str] = Counter()
@@ -150,7 +149,7 @@ def _alone_key(rank: int) -> str:
 
 
 def _waiting_key(about: str) -> str:
-    return f"rootfree/waiting/{digest(about)}"
+    return f"rootfree/waiting/{about}"
 
 
 def _note_of(store: Any, rank: int) -> Alone:

@@ -7,16 +7,15 @@ all raise an error, and nothing has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from rootfree.placement.homes import description
 from rootfree.placement.local import check_one_kind, has_copies
 from rootfree.placement.meeting import go_alone, leave, meet, missed
 from rootfree.placement.placed_stack import Absent
@@ -24,7 +23,7 @@ from rootfree.placement.ranks import PROBLEM, PlacementError, Ranks
 from rootfree.placement.sharded import Sharded, Sharing, sharing_ranks
 from rootfree.shell.gradients import memory_of
 from rootfree.shell.said import Said, description_of, plain_options, tensors_in
-from rootfree.shell.work import check_gradient
+from rootfree.shell.work import GroupMemory, check_gradient
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
@@ -49,7 +48,9 @@ class Agreement:
         self._met: dict[tuple[int, ...], Ranks] = {}
         #: None: this rank has a parameter by itself. Parameters may be replaced: none is kept alive
         self._shared: MutableMapping[Tensor, _Shared | None] = WeakTensorKeyDictionary()
-        self._devices: dict[Ranks, list[torch.device]] = {}  # of all that have parameters in common
+        #: those that have parameters in common with this rank, with the devices of these
+        self._devices: dict[Ranks, list[torch.device]] = {}
+        self._memories: list[GroupMemory] = []
         self._usable: dict[int, list[Any]] = {}  # by id of the group: kinds of gradients
         self._absent: dict[int, Absent] = {}  # by id of the group
         self._telling = False  # whether others may wait to hear whether this rank adds its group
@@ -67,6 +68,10 @@ class Agreement:
     def is_shared(self) -> bool:
         """Whether other ranks have parameters of this optimizer too."""
         return bool(self._devices)
+
+    def knows(self, p: Tensor) -> bool:
+        """Whether it has been found out who has a parameter."""
+        return p in self._shared
 
     def join(
         self, params: Sequence[Tensor], group: Group, said: Mapping[str, Any], *, by_blocks: bool
@@ -91,8 +96,7 @@ class Agreement:
         crew = ranks if sharing.crew == sharing.everyone else self._acquainted(sharing.crew)
         self._shared.update(dict.fromkeys(params, _Shared(ranks, crew, by_blocks)))
         if ranks.world > 1:
-            devices = [p.device for p in params]
-            self._devices[ranks] = list(dict.fromkeys([*self._devices.get(ranks, ()), *devices]))
+            self._devices.setdefault(ranks, [])
             self.asks = True
         return crew
 
@@ -168,6 +172,7 @@ class Agreement:
         self._absent, self.steps = {}, self.steps + 1
         try:
             memories = [memory_of(optimizer, group) for group in groups]
+            self._find_devices(memories)
             counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
             seen = {id(group): self._seen(group) for group in groups}
         except PlacementError:  # all ranks have it
@@ -192,6 +197,16 @@ class Agreement:
             key: sorted({i for i, _ in absent if not seen[key][i]})
             for key, absent in self._absent.items()
         }
+
+    def _find_devices(self, memories: list[GroupMemory]) -> None:
+        """Note where the parameters are, whether they have gradients or not: they may be moved."""
+        if len(memories) == len(self._memories) and all(map(is_, memories, self._memories)):
+            return
+        self._memories = memories
+        for ranks in self._devices:
+            mine = [memory for memory in memories if self._concerns(ranks, memory.group)]
+            places = [place[0] for memory in mine for place in memory.places]
+            self._devices[ranks] = list(dict.fromkeys(places))
 
     def _seen(self, group: Group) -> list[bool]:
         """Which gradients are here; an error if one of them cannot be used."""
@@ -259,33 +274,6 @@ class Agreement:
         """Flags <- the largest on any rank.  All ranks must ask, whatever they have to do."""
         for ranks, devices in self._devices.items():
             for device in devices:
-                ranks.largest_(flags.setdefault(device, torch.zeros((), device=device)))
-
-
-def settle(optimizer: RootFreeOptimizer, group: Group) -> None:
-    """Find out which ranks have a group's parameters too, and which blocks of them are whose.
-
-    Called before there is any state.  Changes the optimizer.
-    """
-    agreement = optimizer._agreement
-    params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
-    params = [p for p in params if p not in agreement._shared]
-    if params:
-        cuts = optimizer._cuts(params, group)
-        said = {
-            **description(params, cuts or [[]] * len(params)),
-            "nonfinite": optimizer._watch.mode,
-            "fused": optimizer._fused,
-            "curvature": optimizer._curvature and optimizer._curvature.name,
-        }
-        ranks = agreement.join(params, group, said, by_blocks=cuts is not None)
-        if ranks is not None and cuts is not None:
-            optimizer._place(params, cuts, ranks)
-    if agreement.is_shared:
-        optimizer._watch.over_ranks = agreement.any_
-
-
-@_disable_dynamo
-def uncompiled(step: Callable[..., Any], closure: Any) -> Any:
-    """A step before which ranks agree: torch.compile leaves it as it is."""
-    return step(closure)
+                if device not in flags:
+                    flags[device] = torch.zeros((), device=device)
+                ranks.largest_(flags[device])

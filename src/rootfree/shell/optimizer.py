@@ -30,7 +30,7 @@ from rootfree.placement.ranks import Ranks
 from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
-from rootfree.shell.agreement import Agreement, settle, uncompiled
+from rootfree.shell.agreement import Agreement
 from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
 from rootfree.shell.checks import Check
 from rootfree.shell.companion import AdamW
@@ -40,6 +40,7 @@ from rootfree.shell.groups import checked_group
 from rootfree.shell.inspection import Factor, measured_parameters, update_rms
 from rootfree.shell.memory import remember
 from rootfree.shell.options import check_switches
+from rootfree.shell.settling import settle, uncompiled
 from rootfree.shell.summary import bytes_of, table_of
 from rootfree.shell.work import GroupMemory, Work
 from rootfree.shell.wrappers import Wrappers

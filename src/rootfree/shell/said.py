@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rootfree.placement.processes import digest
 from rootfree.placement.ranks import PROBLEM
 
 Group = dict[str, Any]
@@ -50,7 +51,7 @@ def plain_options(group: Group) -> dict[str, Any]:
 
 def description_of(params: Sequence[Tensor]) -> str:
     """What parameters they are, for ranks that may not know of each other yet."""
-    return str([(tuple(p.shape), p.dtype) for p in params])
+    return str(digest([(tuple(p.shape), p.dtype) for p in params]))
 
 
 def tensors_in(params: Any) -> list[Tensor]:
