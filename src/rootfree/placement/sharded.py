@@ -54,18 +54,18 @@ class Sharded:
             raise ValueError(f"replicas must be a positive integer or None, got {number!r}")
 
 
-def claimed_placement(given: Mapping[str, Any]) -> Sharded | None:
-    """The same unchecked: who gives anything means to share."""
-    value = given.get("placement")
-    return value if value is None or isinstance(value, Sharded) else Sharded()
-
-
 def checked_placement(given: Mapping[str, Any]) -> Sharded | None:
     """The argument `placement` among those of a constructor."""
     value = given.get("placement")
     if value is not None and not isinstance(value, Sharded):
         raise TypeError(f"placement must be None or rootfree.Sharded(...), got {value!r}")
     return value
+
+
+def claimed_placement(given: Mapping[str, Any]) -> Sharded | None:
+    """The same, unchecked: a rank that gives anything means to share."""
+    value = given.get("placement")
+    return value if value is None or isinstance(value, Sharded) else Sharded()
 
 
 class Sharing(NamedTuple):
