@@ -18,6 +18,7 @@ from rootfree.kernels.halves import joined, write_
 from rootfree.placement.canonical import placed_like
 from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint_matching import (
+    Matched,
     StateMismatchError,
     foreign_entries,
     match_state_dict,
@@ -67,18 +68,8 @@ def bring_state(
 
 def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]) -> None:
     """Copy a checkpoint into an optimizer, or change nothing."""
-    method = type(optimizer).__name__
-    rows: list[tuple[Any, ...]] = []
-    values: list[dict[str, Any]] = []
     with _all_or_none(optimizer) as said:
-        matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
-        for group, saved_group, saved_states in matched:
-            values.append(_checked_values(optimizer, group, saved_group))
-            for p, saved in zip(group["params"], saved_states, strict=True):
-                if saved is not None:
-                    new = {**group, **values[-1], "step": saved_group.get("step", 0)}
-                    rows.append((p, *_fitting(optimizer, p, new, saved)))
-        foreign = deepcopy(foreign_entries(state_dict))
+        matched, rows, values, foreign = _looked_through(optimizer, state_dict)
         said["step"] = [int(whole["step"]) for _, _, whole, _ in rows if "step" in whole]
     # From here on nothing can fail.
     for p, mine, whole, others in rows:
@@ -92,6 +83,24 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
         group.update(new)
         if isinstance(lr, Tensor):  # captured graphs and schedulers hold this very tensor
             group["lr"] = lr.copy_(torch.as_tensor(group["lr"]).reshape(lr.shape))
+
+
+def _looked_through(
+    optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]
+) -> tuple[list[Matched], list[Any], list[dict[str, Any]], dict[Any, Any]]:
+    """Groups with what belongs to them; parameters with what is written where; values of groups;
+    entries that belong to no parameter. An error if anything does not fit."""
+    method = type(optimizer).__name__
+    matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
+    rows, values = [], []
+    for group, saved_group, saved_states in matched:
+        values.append(_checked_values(optimizer, group, saved_group))
+        for p, saved in zip(group["params"], saved_states, strict=True):
+            if saved is not None:
+                new = {**group, **values[-1], "step": saved_group.get("step", 0)}
+                rows.append((p, *_fitting(optimizer, p, new, saved)))
+    foreign = deepcopy(foreign_entries(state_dict))
+    return matched, rows, values, foreign
 
 
 @contextmanager
