@@ -58,15 +58,28 @@ def test_names_in_code_are_public(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_exist(page):
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
 
 
-@pytest.mark.parametrize(("name", "count"), [("quickstart.md", 2), ("troubleshooting.md", 1)])
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    words = [re.sub(r"[^\w\s-]", "", h) for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {re.sub(r"[-\s]+", "-", each.strip().lower()) for each in words}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("quickstart.md", 2), ("troubleshooting.md", 1), ("mixed_precision.md", 1)],
+)
 def test_the_summaries_shown_are_those_printed(name, count, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs" / name
     test_code_of_a_page_runs(page, tmp_path, monkeypatch)
-    shown = [text for _, text in blocks(page, "text") if "preconditioner" in text]
+    texts = [text for _, text in blocks(page, "text")]
+    shown = [text for text in texts if "preconditioner" in text or "bytes a parameter" in text]
     printed = capsys.readouterr().out
     assert len(shown) == count
     assert all(text in printed for text in shown)
@@ -88,6 +101,15 @@ def test_every_page_is_in_the_navigation_and_the_index():
     for page in PAGES[1:]:
         assert re.search(rf"- (?:Home: )?{re.escape(page.name)}$", nav, re.MULTILINE), page.name
         assert page.name == "index.md" or f"]({page.name})" in index, page.name
+
+
+def test_pages_that_docstrings_and_the_changelog_name_are_there():
+    titles = {page.read_text(encoding="utf-8").partition("\n")[0][2:] for page in PAGES}
+    files = [ROOT / "CHANGELOG.md", *(ROOT / "src" / "rootfree").rglob("*.py")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    named = set(re.findall(r"\bpage \*(.+?)\*", text))
+    assert named
+    assert named <= titles
 
 
 def test_the_reference_has_every_public_name_once_and_optimizers_first():

@@ -90,3 +90,10 @@ def test_batch_size_set_on_the_wrapper_is_noticed():
     model(torch.randn(BATCH, 4)).mean().backward()
     with pytest.raises(RuntimeError, match="batch_size is not set"):
         optimizer.step()
+
+
+def test_there_is_a_switch_to_the_sharding_that_keeps_matrices():
+    """As docs/troubleshooting.md says; FSDP1 is refused."""
+    from accelerate import FullyShardedDataParallelPlugin
+
+    assert FullyShardedDataParallelPlugin(fsdp_version=2).fsdp_version == 2

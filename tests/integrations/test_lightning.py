@@ -199,3 +199,8 @@ def test_bf16_and_resuming_bit_for_bit(L, counting, tmp_path):
     resumed = run(max_epochs=2, path=tmp_path / "half.ckpt")
     assert all(map(torch.equal, through.parameters(), resumed.parameters()))
     assert not any(map(torch.equal, half.parameters(), resumed.parameters()))
+
+
+def test_there_is_a_strategy_that_keeps_matrices(L):
+    """As docs/troubleshooting.md says; FSDPStrategy is FSDP1, which is refused."""
+    assert issubclass(L.pytorch.strategies.ModelParallelStrategy, L.pytorch.strategies.Strategy)

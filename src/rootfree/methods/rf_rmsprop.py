@@ -59,7 +59,7 @@ class RFRMSprop(DiagonalOptimizer):
             "propagate": it does not look.
 
     With ``nesterov=False, max_update=None`` this is the paper's method. The table *first try* on
-    the page *Choosing an optimizer* shows what the defaults do.
+    the page *Which optimizer, which settings* shows what the defaults do.
 
     Example:
         >>> import torch, rootfree

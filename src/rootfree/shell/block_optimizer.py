@@ -29,6 +29,7 @@ from rootfree.placement.local import is_sharded
 from rootfree.placement.owners import Cut
 from rootfree.placement.ranks import Ranks
 from rootfree.rules import LEAST_DAMPING
+from rootfree.shell import compiled_step
 from rootfree.shell.block_layout import lay_out, stacks_of
 from rootfree.shell.gradients import memory_of, unchanged_if
 from rootfree.shell.groups import named
@@ -56,6 +57,8 @@ class BlockOptimizer(RootFreeOptimizer):
     _has_companions = True
     _elements_at_once = None  # buckets have all their members at once
 
+    _handle: int  #: by which a compiled graph finds the optimizer
+
     #: kernels that do what `_direction` does, with the default curvature
     _kernel: ClassVar[Callable[..., None] | None] = None
 
@@ -66,6 +69,19 @@ class BlockOptimizer(RootFreeOptimizer):
         kept = super().__getstate__()
         kept["state"] = defaultdict(dict, with_clocks(self._memories.values(), kept["state"]))
         return {**kept, "_placement": self._placement}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Copies, too, get a handle of their own."""
+        made = super().__new__(cls)
+        made._handle = compiled_step.new_handle(made)
+        return made
+
+    def _act(self, work: Work) -> None:
+        if torch.is_autocast_enabled(work.ps[0].device.type):  # products have dtypes of their own
+            with torch.autocast(work.ps[0].device.type, enabled=False):
+                super()._act(work)
+        else:
+            super()._act(work)
 
     @property
     def _placing(self) -> Placing:
@@ -221,9 +237,14 @@ class BlockOptimizer(RootFreeOptimizer):
         """β₂ of a refresh."""
         return cast("float", group["precond_lr"])
 
-    @_disable_dynamo
     def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient; torch.compile leaves it as it is."""
+        if torch.compiler.is_compiling() and closure is None and compiled_step.fits_in_graph(self):
+            return compiled_step.step_in_graph(self)
+        return self._plain_step(closure)
+
+    @_disable_dynamo
+    def _plain_step(self, closure: Any = None) -> Any:
         return super().step(closure)
 
     def _update(self, work: Work) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from rootfree.placement.flattened import check_shapes_are_kept
 from rootfree.shell.checkpoint import bring_state
 from rootfree.shell.gradients import places_of
 from rootfree.shell.work import Group, GroupMemory
@@ -15,8 +16,19 @@ if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
 
+def check_shapes(optimizer: RootFreeOptimizer) -> None:
+    """Refuse parameters that FSDP1 has flattened, where that makes another step of it."""
+    check_shapes_are_kept(
+        optimizer.param_groups,
+        method=type(optimizer).__name__,
+        matrices=optimizer._has_companions,
+        nonfinite=optimizer._watch.mode,
+    )
+
+
 def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     """Complete a group's state, have it laid out, and remember that.  Changes the optimizer."""
+    check_shapes(optimizer)  # parameters may be new
     params, state = list(group["params"]), optimizer.state
     # Frameworks replace parameters by their shards: what is in no group has no state.
     known = {p for each in optimizer.param_groups for p in each["params"]}

@@ -38,7 +38,7 @@ from rootfree.shell.diagnostics import Diagnostics
 from rootfree.shell.gradients import Watch, find_work, memory_of
 from rootfree.shell.groups import checked_group
 from rootfree.shell.inspection import Factor, measured_parameters, update_rms
-from rootfree.shell.memory import remember
+from rootfree.shell.memory import check_shapes, remember
 from rootfree.shell.options import check_switches
 from rootfree.shell.settling import settle, uncompiled
 from rootfree.shell.summary import bytes_of, table_of
@@ -100,6 +100,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         # The method's name travels in the checkpoint, so that another method's is refused.
         options = {name: given[name] for name in self.options}
         super().__init__(params, {**options, "method": type(self).__name__})
+        check_shapes(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
