@@ -15,7 +15,9 @@ from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 
 import rootfree
-from distributed.methods import if_shampoo
+from distributed import found_alone
+from distributed.by_hand import by_hand
+from distributed.methods import if_shampoo, rms_prop
 from distributed.models import MODES, data_ranks, network, train
 
 #: rows that each rank sees; one has no data
@@ -26,13 +28,23 @@ def run(folder: Path) -> dict[str, Any]:
     rank = dist.get_rank()
     found: dict[str, Any] = {"batch sizes": batch_sizes(rank)}
     cases = {**CASES, "missing shard": partial(missing_shard, folder / "missing shard")}
-    found["errors"] = {name: error_of(case, rank) for name, case in cases.items()}
-    dist.barrier()
+    cases |= {name: case for name, (case, _) in found_alone.CASES.items()}
+    found["no false alarms"] = found_alone.no_false_alarms(rank)
+    found["errors"] = {}
+    for name, case in cases.items():
+        found["errors"][name] = error_of(case, rank)
+        dist.barrier()  # a rank that has its error at once is not to meet the others in the next
     # The last thing that happens: nothing can follow.
-    optimizer = sharded()
+    optimizer, by_elements = sharded(), rms_prop(by_hand("sharded"))
     train_once(optimizer)
+    found_alone.stepped(by_elements)
+    if rank != 1:
+        found["errors"]["destroyed on one"] = error_of(lambda _: optimizer.step(), rank)
     dist.destroy_process_group()
+    if rank == 1:
+        found["errors"]["destroyed on one"] = error_of(lambda _: optimizer.step(), rank)
     found["errors"]["a destroyed process group"] = error_of(lambda _: optimizer.step(), rank)
+    found["errors"]["destroyed, by elements"] = error_of(lambda _: by_elements.step(), rank)
     return found
 
 

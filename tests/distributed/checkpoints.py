@@ -59,7 +59,10 @@ def run(turn: int, folder: Path) -> dict[str, Any]:
         flat = TURNS[turn + 1][1]  # read as it is written
         state = state_of(model, optimizer, flat)
         if turn == 1:
-            dcp.async_save(state, checkpoint_id=where).result()
+            group = dist.new_group(backend="gloo")  # DDP uses the default one meanwhile
+            saving = dcp.async_save(state, checkpoint_id=where, process_group=group)
+            train(model, optimizer, range(90, 93), part=part)
+            saving.result()
         else:
             dcp.save(state, checkpoint_id=where)
     if turn == 0:

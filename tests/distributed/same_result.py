@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import rootfree
 from distributed import methods
+from distributed.by_hand import by_hand, missing_gradients, not_finite, set_gradients
 from distributed.models import (
     MODES,
     data_ranks,
@@ -143,64 +144,6 @@ def replicas() -> dict[str, Any]:
     return {"weights": weights(model), "world": optimizer._placing.crews[0].world}
 
 
-SHAPES = [(40, 24), (7, 5), (2, 3)]
-
-
-def given_gradients(step: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    return [torch.randn(*shape, generator=generator) for shape in SHAPES]
-
-
-def by_hand(kind: str) -> list[nn.Parameter]:
-    """Parameters without a model: sharded, or whole on every rank."""
-    whole = given_gradients(99)
-    if kind == "whole":
-        return [nn.Parameter(w.clone()) for w in whole]
-    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    return [nn.Parameter(distribute_tensor(w, mesh, [Shard(0)])) for w in whole]
-
-
-def set_gradients(params: list[Any], step: int) -> None:
-    for p, g in zip(params, given_gradients(step), strict=True):
-        is_sharded = isinstance(p, DTensor)
-        p.grad = distribute_tensor(g, p.device_mesh, p.placements) if is_sharded else g
-
-
-def missing_gradients() -> dict[str, Any]:
-    """On one rank and on all; rank 1 has rows 10 to 20 of the first parameter."""
-    found = {}
-    for kind in ("sharded", "whole"):
-        params = by_hand(kind)
-        placement = {"placement": rootfree.Sharded()} if kind == "whole" else {}
-        optimizer = methods.if_shampoo(params, **placement)
-        for step in range(3):
-            set_gradients(params, step)
-            if step >= 1 and dist.get_rank() == 1:
-                params[0].grad = None
-            if step == 1:
-                params[1].grad = None
-            optimizer.step()
-        for p in params:
-            p.grad = None
-        optimizer.step()  # nobody has any
-        steps = [int(optimizer.state[p]["step"]) for p in params]
-        found[kind] = [full(p) for p in params], steps
-    return found
-
-
-def missing_alone(kind: str) -> tuple[list[torch.Tensor], list[int]]:
-    params = by_hand("whole")
-    optimizer = methods.if_shampoo(params)
-    for step in range(3):
-        set_gradients(params, step)
-        if step >= 1 and kind == "sharded":
-            params[0].grad[10:20] = 0.0
-        if step == 1:
-            params[1].grad = None
-        optimizer.step()
-    return [full(p) for p in params], [int(optimizer.state[p]["step"]) for p in params]
-
-
 def in_bf16(method: str, params: list[Any], **given: Any) -> Any:
     if method == "RFRMSprop":
         return rootfree.RFRMSprop(params, batch_size=8, momentum=0.9, state_dtype=methods.BF16)
@@ -220,29 +163,6 @@ def kernels(kind: str) -> tuple[list[torch.Tensor], dict[int, Any], bool]:
     saved = rootfree.full_state_dict(optimizer)["state"]
     in_halves = any("upper" in key for row in optimizer.state.values() for key in row)
     return [full(p) for p in params], saved, in_halves
-
-
-def not_finite() -> dict[str, tuple[bool, int]]:
-    """One number of one rank's shard is not finite: whether anything changed, steps left out."""
-    found = {}
-    for name, make in (("IFShampoo", methods.if_shampoo), ("RFRMSprop", methods.rms_prop)):
-        params = by_hand("sharded")
-        optimizer = make(params)
-        set_gradients(params, 0)
-        optimizer.step()
-        before = [full(p) for p in params], rootfree.full_state_dict(optimizer)["state"]
-        set_gradients(params, 1)
-        if dist.get_rank() == 1:
-            params[1].grad.to_local()[0, 0] = torch.nan
-        optimizer.step()
-        after = [full(p) for p in params], rootfree.full_state_dict(optimizer)["state"]
-        same = all(map(torch.equal, before[0], after[0])) and all(
-            torch.equal(tensor, after[1][n][key])
-            for n, row in before[1].items()
-            for key, tensor in row.items()
-        )
-        found[name] = same, optimizer.skipped_steps
-    return found
 
 
 def copied() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distributed import found_alone
 from distributed.agreement import UNEQUAL
 from distributed.models import BATCH
 from distributed.program import LAST, ranks  # noqa: F401  (a fixture)
@@ -40,6 +41,9 @@ SAID = {
     "recorded elsewhere": "has recorded no backward pass since the last step",
     "no average": "says that the loss is an average, but its gradient is at least 2 times that",
     "a destroyed process group": "needs the process group, which was destroyed",
+    "destroyed on one": "step()",  # and either that it was destroyed, or that a rank is gone
+    "destroyed, by elements": "needs the process group, which was destroyed",
+    **{case: text for case, (_, text) in found_alone.CASES.items()},
 }
 
 
@@ -51,6 +55,10 @@ def test_the_same_error_on_every_rank(ranks):  # noqa: F811
             _, said, seconds = errors[case]
             assert text in said, (case, said)
             assert seconds < 30
+
+
+def test_ranks_may_have_optimizers_of_their_own(ranks):  # noqa: F811
+    assert all(rank["no false alarms"] for rank in ranks[LAST])
 
 
 def test_one_batch_size_for_all(ranks):  # noqa: F811

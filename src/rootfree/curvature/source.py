@@ -35,6 +35,11 @@ class CurvatureSource:
         #: parameters, and the largest number in each tensor of their H: NaN if one is NaN
         self.largest: list[tuple[Tensor, Tensor]] = []
 
+    @property
+    def name(self) -> str:
+        """What kind of curvature it is."""
+        return type(self._curvature).__name__
+
     @_disable_dynamo
     def check(self, params: Sequence[Tensor]) -> None:
         """Let the curvature refuse a step that refreshes the preconditioners of these."""

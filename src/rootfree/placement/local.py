@@ -29,6 +29,14 @@ def local(t: Any) -> Tensor:
     return cast("Tensor", here.detach() if here.requires_grad else here)
 
 
+def has_copies(p: Any, world: int) -> bool:
+    """Whether some of these ranks, which all have `p`, have the same elements of it."""
+    if not is_sharded(p) or p.device_mesh.size() < world:
+        return True
+    sizes = [p.device_mesh.size(n) for n, each in enumerate(p.placements) if each.is_replicate()]
+    return any(size > 1 for size in sizes)
+
+
 def meshes_of(tensors: Iterable[Any]) -> list[Any]:
     """The meshes that tensors are sharded over, in an order that is the same on all ranks."""
     return list(dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t)))
@@ -39,18 +47,23 @@ def local_row(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: local(tensor) for key, tensor in row.items()}
 
 
-def local_gradient(p: Any, g: Any) -> Tensor:
-    """The part of a gradient that belongs to the local part of `p`.
-
-    A gradient may be placed otherwise than its parameter: with sequence parallelism those of norms
-    are sums that are still to be reduced.
-    """
+def check_one_kind(p: Any, g: Any) -> None:
+    """Refuse a gradient that is whole where its parameter is sharded, or the other way round."""
     if is_sharded(p) != is_sharded(g):
         kinds = ["a plain tensor", "a DTensor"]
         raise RuntimeError(
             f"the gradient of a parameter of shape {tuple(p.shape)} is {kinds[is_sharded(g)]}, the "
             f"parameter is {kinds[is_sharded(p)]}; they must be of one kind"
         )
+
+
+def local_gradient(p: Any, g: Any) -> Tensor:
+    """The part of a gradient that belongs to the local part of `p`.
+
+    A gradient may be placed otherwise than its parameter: with sequence parallelism those of norms
+    are sums that are still to be reduced.
+    """
+    check_one_kind(p, g)
     if is_sharded(p) and g.placements != p.placements:
         g = g.redistribute(p.device_mesh, p.placements)
     return local(g)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
+# Seconds after which a rank that waits for others doubts that they come.
+PATIENCE = 20.0
+
 
 def initialised() -> bool:
     """Whether there are other processes to talk to."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized()
+
+
+def digest(content: Any) -> int:
+    """A number for what has one text, the same in every process; its negative is one too."""
+    return int.from_bytes(hashlib.blake2b(repr(content).encode(), digest_size=7).digest(), "little")
 
 
 def ranks_of_mesh(mesh: Any, dims: Iterable[int]) -> list[int]:
@@ -32,10 +41,12 @@ def device_group(ranks: Sequence[int]) -> Any:
 
 
 def host_group(ranks: Sequence[int]) -> Any:
-    """A process group of these ranks for tensors on the CPU: no device waits for it."""
-    group = device_group(ranks)
-    if takes(group, torch.device("cpu")):
-        return group
+    """A process group of these ranks for tensors on the CPU: no device waits for it.
+
+    It is ours alone: other threads may be using the groups of others, as `dcp.async_save` does.
+    """
+    if len(ranks) == 1:
+        return device_group(ranks)
     return _new_group(torch.distributed.group.WORLD, tuple(ranks), "gloo")
 
 
@@ -55,6 +66,11 @@ def exchange_device(group: Any, device: torch.device) -> torch.device:
     if device.type != "cpu" and group._get_backend(device).name() == "gloo":
         return torch.device("cpu")  # gloo has none for GPUs
     return device
+
+
+def drop_groups() -> None:
+    """Forget the groups that were made here."""
+    _new_group.cache_clear()
 
 
 @cache

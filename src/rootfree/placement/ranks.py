@@ -7,13 +7,21 @@ gets to see what the others have, and all raise the same error.
 
 from __future__ import annotations
 
-import hashlib
+import warnings
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 
-from rootfree.placement.processes import device_group, host_group, initialised
+from rootfree.placement.processes import (
+    PATIENCE,
+    device_group,
+    digest,
+    drop_groups,
+    host_group,
+    initialised,
+)
 from rootfree.placement.traffic import Traffic
 
 #: what a rank says instead, where an error keeps it from what the others are about to do
@@ -30,7 +38,7 @@ class Ranks:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)
         self.group = device_group(ranks)
-        self._hosts = host_group(ranks)
+        host_group(ranks)  # made now, while all of them are here
         self.me = self.ranks.index(torch.distributed.get_rank())
         self.traffic = Traffic()  # of this rank, in steps
         self.load = [0.0] * len(self.ranks)  # of each, by the blocks that it owns
@@ -40,6 +48,10 @@ class Ranks:
     def world(self) -> int:
         """How many there are."""
         return len(self.ranks)
+
+    @property
+    def _hosts(self) -> Any:
+        return host_group(self.ranks)
 
     def mesh(self, device_type: str) -> Any:
         """The ranks as a mesh of one axis, for state that no parameter has a mesh for."""
@@ -55,12 +67,16 @@ class Ranks:
         `what`: what the rank is about to do. If that alone is not the same, it is an error.
         """
         if not initialised():
+            drop_groups()  # with its connections: ranks that wait for this one notice
             raise PlacementError(f"{what} needs the process group, which was destroyed")
         if self.world == 1:
             return None
-        words = torch.tensor([_number(what), _number(repr(content))])
+        words = torch.tensor([digest(what), digest(content)])
         extremes = torch.cat([words, -words])
-        torch.distributed.all_reduce(extremes, op=torch.distributed.ReduceOp.MAX, group=self._hosts)
+        largest = torch.distributed.ReduceOp.MAX
+        self._await(
+            torch.distributed.all_reduce(extremes, largest, group=self._hosts, async_op=True), what
+        )
         if torch.equal(extremes[:2], -extremes[2:]):
             return None
         found = self.gathered((what, content))
@@ -69,6 +85,25 @@ class Ranks:
             told = ", ".join(f"rank {r}: {each}" for r, each in zip(self.ranks, doing, strict=True))
             raise PlacementError(f"the ranks are not at the same point of the program ({told})")
         return [each for _, each in found]
+
+    def _await(self, work: Any, what: str) -> None:
+        """Wait for the others; say so where that takes long, and what happened where it fails."""
+        try:
+            try:
+                work.wait(timedelta(seconds=PATIENCE))
+            except RuntimeError:
+                if work.is_completed():  # it failed
+                    raise
+                warnings.warn(
+                    f"rank {self.ranks[self.me]} has waited {PATIENCE:.0f} seconds for other ranks "
+                    f"to come to {what}, which all of them must do",
+                    stacklevel=2,
+                )
+                work.wait()
+        except RuntimeError as error:
+            raise PlacementError(
+                f"{what}: another rank is gone, or does not come: {error}"
+            ) from error
 
     def gathered(self, content: Any) -> list[Any]:
         """What every rank has to say."""
@@ -98,6 +133,12 @@ class Ranks:
                     f"{self.ranks[0]} and {values[other]!r} on rank {self.ranks[other]}"
                 )
 
+    def largest_(self, flag: torch.Tensor) -> None:
+        """Replace a number by the largest of the ranks' numbers."""
+        if self.world > 1:
+            group = self._hosts if flag.device.type == "cpu" else self.group
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
+
     def sum_(self, numbers: torch.Tensor) -> None:
         """Replace numbers by their sums over the ranks."""
         if self.world > 1:
@@ -105,8 +146,3 @@ class Ranks:
             self.traffic.sent["sums"] += size
             self.traffic.received["sums"] += size
             torch.distributed.all_reduce(numbers, group=self.group)
-
-
-def _number(text: str) -> int:
-    """A number for a text, the same in every process; its negative is one too."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")

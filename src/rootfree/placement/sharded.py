@@ -10,6 +10,7 @@ import torch
 
 from rootfree.placement.local import is_sharded
 from rootfree.placement.processes import initialised
+from rootfree.placement.ranks import PlacementError
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ def checked_placement(given: Mapping[str, Any]) -> Sharded | None:
     return value
 
 
+def claimed_placement(given: Mapping[str, Any]) -> Sharded | None:
+    """The same, unchecked: a rank that gives anything means to share."""
+    value = given.get("placement")
+    return value if value is None or isinstance(value, Sharded) else Sharded()
+
+
 class Sharing(NamedTuple):
     """The ranks that have the parameters, and those of them that share blocks with this one."""
 
@@ -72,6 +79,8 @@ def sharing_ranks(placement: Sharded | None, params: Iterable[Any]) -> Sharing |
     """Who shares the blocks of these parameters; None: this process is alone."""
     meshes = [p.device_mesh for p in params if is_sharded(p)]
     distributed = torch.distributed
+    if meshes and not initialised():
+        raise PlacementError("sharded parameters need the process group, which was destroyed")
     if not initialised() or (placement is None and not meshes):
         return None
     ranks: list[int]

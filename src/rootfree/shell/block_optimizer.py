@@ -15,7 +15,6 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.graphs import GraphRecorder, Recordings
@@ -26,12 +25,13 @@ from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.local import is_sharded
-from rootfree.placement.sharded import Sharded, checked_placement
+from rootfree.placement.owners import Cut
+from rootfree.placement.ranks import Ranks
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell import compiled_step
 from rootfree.shell.block_layout import lay_out, stacks_of
 from rootfree.shell.gradients import dues_of, memory_of
-from rootfree.shell.groups import as_list, named
+from rootfree.shell.groups import named
 from rootfree.shell.inspection import Factor, direction_of, factors_of
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, product_dtype
@@ -57,13 +57,7 @@ class BlockOptimizer(RootFreeOptimizer):
     _kernel: ClassVar[Callable[..., None] | None] = None
 
     _recorder: GraphRecorder | None = None  # one for all stacks: they never run at the same time
-    _placement: Sharded | None = None  # as it was given
-    _placed: Placing | None = None  # made of it when it is needed; copies start without
-
-    def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
-        """`given`: the arguments of the method's constructor, by name."""
-        self._placement = checked_placement(given)
-        super().__init__(params, given)
+    _placed: Placing | None = None  # made when it is needed; copies start without
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
@@ -85,29 +79,18 @@ class BlockOptimizer(RootFreeOptimizer):
 
     @property
     def _placing(self) -> Placing:
-        self._placed = self._placed or Placing(self._placement)
+        self._placed = self._placed or Placing(self._agreement)
         return self._placed
 
-    def _settle(self, group: Group) -> None:
-        if self._of(group) is self:
-            params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
-            shared = self._placement is not None or any(map(is_sharded, params))
-            if shared:
-                self._pairs.check_apart(params)
-            self._placing.settle(
-                params, group, lambda p: [each[1:] for each in self._cut(p, group)]
-            )
+    def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
+        if self._of(group) is not self:
+            return None
+        if self._placement is not None or any(map(is_sharded, params)):
+            self._pairs.check_apart(params)
+        return [[each[1:] for each in self._cut(p, group)] for p in params]
 
-    def _remember(self, group: Group) -> GroupMemory:
-        self._settle(group)  # parameters may be new
-        return super()._remember(group)
-
-    def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
-        if self._placed is None or not self._placed.shares:
-            return {}
-        memories = [memory_of(self, group) for group in self.param_groups]
-        counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
-        return self._placed.agree(self.param_groups, counts)
+    def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
+        self._placing.settle(params, cuts, ranks, divided=self._placement is not None)
 
     def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
         """How `p` is cut, and the structure of the factor of each axis."""
@@ -159,20 +142,13 @@ class BlockOptimizer(RootFreeOptimizer):
         return direction_of(self, p, group)
 
     def _checked_group(self, param_group: dict[str, Any]) -> Group:
-        if isinstance(param_group, dict):
-            param_group = {**param_group, "params": as_list(param_group["params"])}
-        try:
-            group = super()._checked_group(param_group)
-            for what, p in named(group["params"]):
-                try:  # an impossible structure or block size is found before anything is changed
-                    if self._of(group) is self:
-                        self._cut(p, group)
-                except ValueError as error:
-                    raise ValueError(f"{what}: {error}") from error
-        except (TypeError, ValueError) as error:
-            if isinstance(param_group, dict):
-                self._placing.refuse(param_group["params"], error)
-            raise
+        group = super()._checked_group(param_group)
+        for what, p in named(group["params"]):
+            try:  # an impossible structure or block size is found before anything is changed
+                if self._of(group) is self:
+                    self._cut(p, group)
+            except ValueError as error:
+                raise ValueError(f"{what}: {error}") from error
         return group
 
     @_disable_dynamo

@@ -7,7 +7,8 @@ in. Loading is all or nothing: everything is checked before anything is copied.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from rootfree.kernels.halves import joined, write_
 from rootfree.placement.canonical import placed_like
 from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint_matching import (
+    Matched,
     StateMismatchError,
     foreign_entries,
     match_state_dict,
@@ -68,18 +70,9 @@ def bring_state(
 
 def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]) -> None:
     """Copy a checkpoint into an optimizer, or change nothing."""
-    method = type(optimizer).__name__
-    matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
-    rows, values = [], []
-    for group, saved_group, saved_states in matched:
-        values.append(_checked_values(optimizer, group, saved_group))
-        for p, saved in zip(group["params"], saved_states, strict=True):
-            if saved is not None:
-                new = {**group, **values[-1], "step": saved_group.get("step", 0)}
-                rows.append((p, *_fitting(optimizer, p, new, saved)))
-    foreign = deepcopy(foreign_entries(state_dict))
-    for group, saved_group, _ in matched:
-        _tell_of_options_without_effect(optimizer, group, saved_group)
+    with _all_or_none(optimizer) as said:
+        matched, rows, values, foreign = _looked_through(optimizer, state_dict)
+        said["step"] = [int(whole["step"]) for _, _, whole, _ in rows if "step" in whole]
     # From here on nothing can fail.
     for p, mine, whole, others in rows:
         write_(mine, whole)
@@ -94,12 +87,48 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
             group["lr"] = lr.copy_(torch.as_tensor(group["lr"]).reshape(lr.shape))
 
 
+def _looked_through(
+    optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]
+) -> tuple[list[Matched], list[Any], list[dict[str, Any]], dict[Any, Any]]:
+    """Groups with what belongs to them; parameters with what is written where; values of groups;
+    entries that belong to no parameter. An error if anything does not fit."""
+    method = type(optimizer).__name__
+    matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
+    rows, values = [], []
+    for group, saved_group, saved_states in matched:
+        values.append(_checked_values(optimizer, group, saved_group))
+        for p, saved in zip(group["params"], saved_states, strict=True):
+            if saved is not None:
+                new = {**group, **values[-1], "step": saved_group.get("step", 0)}
+                rows.append((p, *_fitting(optimizer, p, new, saved)))
+    foreign = deepcopy(foreign_entries(state_dict))
+    for group, saved_group, _ in matched:
+        _tell_of_options_without_effect(optimizer, group, saved_group)
+    return matched, rows, values, foreign
+
+
+@contextmanager
+def _all_or_none(optimizer: RootFreeOptimizer) -> Iterator[dict[str, Any]]:
+    """Inside, a checkpoint is looked at; what is wrong with it on one rank is raised on all.
+
+    What is put into the dict must be the same on all ranks.
+    """
+    problem: Exception | None = None
+    said: dict[str, Any] = {}
+    try:
+        yield said
+    except Exception as error:
+        problem = error
+    optimizer._agreement.check("load_state_dict()", problem, StateMismatchError, **said)
+
+
 def placed_like_state(
     optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """A checkpoint with its tensors placed like the state, where parameters are sharded."""
     method = type(optimizer).__name__
-    matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
+    with _all_or_none(optimizer):
+        matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
     placed = {}
     for group, _, rows in matched:
         for p, row in zip(group["params"], rows, strict=True):

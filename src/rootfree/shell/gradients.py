@@ -12,7 +12,7 @@ what torch functions changed is put back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
@@ -146,6 +146,8 @@ class Watch:
         self.kernel = FiniteLook()
         self._counts: dict[torch.device, Tensor] = {}
         self._kernels: dict[torch.device, bool] = {}  # whether the kernel runs there
+        #: changes flags to those of all ranks; None: nobody else has the parameters
+        self.over_ranks: Callable[[dict[torch.device, Tensor]], None] | None = None
 
     def look(
         self,
@@ -182,24 +184,21 @@ class Watch:
     ) -> dict[torch.device, Tensor]:
         """On each device of the work: 1 if any number, on whatever device, is not finite, else 0.
 
-        All ranks find the same: a gradient that was averaged over ranks is not finite on any of
-        them, and the shards of a gradient (a DTensor) are asked about together. A curvature is the
-        same on every rank.
+        Ranks that have parameters in common find the same. Without that (DDP), a gradient that was
+        averaged over ranks is not finite on any of them. A curvature is the same on every rank.
         """
         found: dict[torch.device, list[Tensor]] = {}
-        meshes: dict[torch.device, list[Any]] = {}
         for w in work:
-            if not isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
-                found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
-                meshes.setdefault(w.ps[0].device, []).extend(w.meshes)
+            if isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
+                return {}
+            found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
         flags = {device: self._flag(gs, device) for device, gs in found.items()}
         for device in flags:
             given = [tensor for tensor in curvature if tensor.device == device]
             if given:
                 flags[device] = torch.maximum(flags[device], _plain_flag(given))
-        for device, flag in flags.items():
-            for group in _process_groups(meshes[device]):
-                torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group)
+        if self.over_ranks is not None:
+            self.over_ranks(flags)
         if len(flags) > 1:
             votes = list(flags.values())
             flags = {device: torch.stack([v.to(device) for v in votes]).amax() for device in flags}
@@ -259,16 +258,6 @@ def all_finite(gs: list[Tensor]) -> bool:
 
 def _each_finite(gs: Sequence[Tensor]) -> bool:
     return all(bool(g.isfinite().all()) for g in gs)
-
-
-def _process_groups(meshes: Iterable[Any]) -> list[Any]:
-    """Those along the axes of meshes, where there is more than one rank."""
-    return [
-        mesh.get_group(axis)
-        for mesh in dict.fromkeys(meshes)
-        for axis in range(mesh.ndim)
-        if mesh.size(axis) > 1
-    ]
 
 
 def _refuse(groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Tensor, Tensor]]) -> None:

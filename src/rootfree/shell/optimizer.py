@@ -12,7 +12,7 @@ distributed checkpoints and sharded training take it as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,8 +25,12 @@ from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
+from rootfree.placement.owners import Cut
+from rootfree.placement.ranks import Ranks
+from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
+from rootfree.shell.agreement import Agreement
 from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
 from rootfree.shell.checks import Check
 from rootfree.shell.companion import AdamW
@@ -36,6 +40,7 @@ from rootfree.shell.groups import checked_group
 from rootfree.shell.inspection import Factor, measured_parameters, update_rms
 from rootfree.shell.memory import check_shapes, remember
 from rootfree.shell.options import check_switches
+from rootfree.shell.settling import settle, uncompiled
 from rootfree.shell.summary import bytes_of, table_of
 from rootfree.shell.work import GroupMemory, Work
 from rootfree.shell.wrappers import Wrappers
@@ -72,9 +77,19 @@ class RootFreeOptimizer(Optimizer, ABC):
     _capturable = False  #: whether lr is kept as a tensor on the device
     _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
     _pairs = JointPairs()  #: weights and biases that the curvature treats as one matrix
+    _placement: Sharded | None = None  #: as it was given, in methods that have it
+    _agreed: Agreement | None = None  #: what is known of other ranks; copies start without
 
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
+        if isinstance(params, Iterator):
+            params = list(params)
+        self._placement = claimed_placement(given)
+        with self._agreement.telling(params):
+            self._set_up(params, given)
+
+    def _set_up(self, params: ParamsT, given: Mapping[str, Any]) -> None:
+        checked_placement(given)
         kernel_devices(given["fused"])  # what is no value of it is refused
         check_switches(given)
         self._fused, self._capturable = given["fused"], given["capturable"]
@@ -125,13 +140,24 @@ class RootFreeOptimizer(Optimizer, ABC):
         """Prepare what is remembered of a group, given its complete state."""
         return  # nothing, unless a method says otherwise
 
-    def _settle(self, group: Group) -> None:
-        """Decide which ranks have what of a group's state; called before there is any."""
+    @property
+    def _agreement(self) -> Agreement:
+        self._agreed = self._agreed or Agreement(self._placement)
+        return self._agreed
+
+    def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
+        """How ranks would share the blocks of these; None: each updates the elements it has."""
+        return None  # unless a method says otherwise
+
+    def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
+        """Decide which of these ranks has what of the state; all of them must ask."""
         return  # nothing, unless a method says otherwise
 
     def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
         """Positions, by id of the group, of parameters whose gradient only other ranks have."""
-        return {}  # nobody asks them, unless a method says otherwise
+        if self._agreed is None or not self._agreed.asks or torch.compiler.is_compiling():
+            return {}
+        return self._agreed.before_step(self)
 
     def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
         """The blocks of `p` that this rank owns; None: ranks do not share them."""
@@ -140,8 +166,11 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own options; a bad group changes nothing."""
-        group = self._checked_group(param_group)
-        self._settle(group)
+        if isinstance(param_group, dict) and isinstance(param_group.get("params"), Iterator):
+            param_group = {**param_group, "params": list(param_group["params"])}
+        with self._agreement.telling(param_group):
+            group = self._checked_group(param_group)
+            settle(self, group)
         super().add_param_group(group)
         method = self._of(group)
         for name in {*self.options} - {*method.options}:  # torch filled them in
@@ -185,6 +214,8 @@ class RootFreeOptimizer(Optimizer, ABC):
         All gradients, and a curvature that is given, are looked at before the first parameter is
         changed, so that an error leaves parameters and state as they were.
         """
+        if torch.compiler.is_compiling() and self._agreed is not None and self._agreed.is_shared:
+            return uncompiled(self.step, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -233,6 +264,7 @@ class RootFreeOptimizer(Optimizer, ABC):
     @_disable_dynamo
     def _remember(self, group: Group) -> GroupMemory:
         """Make what is known of a group anew."""
+        settle(self, group)  # parameters may be new
         return remember(self, group)
 
     def _tail(self, group: Group) -> Tail:

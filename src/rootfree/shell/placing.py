@@ -12,11 +12,11 @@ from torch import Tensor
 from rootfree.kernels.halves import joined
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import mismatches, owned_rows, saved_rows
-from rootfree.placement.homes import Home, description, settle, tile_number
+from rootfree.placement.homes import Home, settle, tile_number
 from rootfree.placement.owners import Cut
-from rootfree.placement.placed_stack import Absent, PlacedStack
-from rootfree.placement.ranks import PROBLEM, Ranks
-from rootfree.placement.sharded import Sharded, sharing_ranks
+from rootfree.placement.placed_stack import PlacedStack
+from rootfree.placement.ranks import Ranks
+from rootfree.shell.agreement import Agreement
 from rootfree.shell.checkpoint_matching import StateMismatchError, match_state_dict
 from rootfree.shell.parameter_state import renumber_, working_dtype
 from rootfree.shell.work import GroupMemory, Work
@@ -27,61 +27,30 @@ if TYPE_CHECKING:
 
 Group = dict[str, Any]
 PrefixedTile = tuple[str, Tile, tuple[Structure, ...]]
-_NONE: Absent = frozenset()
-_ADDING = "adding a parameter group"
-_PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
 
 
 class Placing:
-    """The homes of parameters, and the groups of ranks that share them."""
+    """The homes of parameters whose blocks ranks share."""
 
-    def __init__(self, option: Sharded | None) -> None:
-        self._option = option
-        self._crews: dict[tuple[int, ...], Ranks] = {}
-        self._absent: dict[int, Absent] = {}  # by id of the group
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
         self.homes: dict[Tensor, Home] = {}
         self.shares = False  # whether any of them is shared with another rank
-        self.steps = 0
 
     @property
     def crews(self) -> list[Ranks]:
-        """The groups of ranks that there are."""
-        return list(self._crews.values())
+        """The groups of ranks that share blocks."""
+        return self._agreement.crews
 
-    def settle(self, params: Sequence[Tensor], group: Group, cut: Callable[[Tensor], Cut]) -> None:
-        """Find homes for the parameters of a group, if ranks share them. All ranks must ask."""
-        params = [p for p in params if p not in self.homes]
-        if not params:
-            return
-        sharing = sharing_ranks(self._option, params)
-        if sharing is None:
-            return
-        cuts = [cut(p) for p in params]
-        said = {**description(params, cuts), **_plain(group), **self._asked(group)}
-        everyone = self._crews.get(tuple(sharing.everyone)) or Ranks(sharing.everyone)
-        everyone.check_agree(_ADDING, said, about="a parameter group")
-        same = sharing.crew == sharing.everyone
-        ranks = everyone if same else self._crews.get(tuple(sharing.crew)) or Ranks(sharing.crew)
-        divided = self._option is not None and ranks.world > 1
-        self.homes |= settle(params, cuts, ranks, at_owners=divided)
-        self._crews[tuple(sharing.crew)] = ranks
+    def settle(
+        self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks, *, divided: bool
+    ) -> None:
+        """Find homes for parameters whose blocks these ranks share. All of them must ask.
+
+        `divided`: whether the momentum of parameters that all ranks have whole is divided too.
+        """
+        self.homes |= settle(params, cuts, ranks, at_owners=divided and ranks.world > 1)
         self.shares = self.shares or ranks.world > 1
-
-    def _asked(self, group: Group) -> dict[str, Any]:
-        """What was asked for beside options that are numbers and names."""
-        names = [p[0] for p in group["params"] if isinstance(p, tuple)]
-        option = self._option and f"Sharded(replicas={self._option.replicas})"
-        return {"the names of the parameters": names, "placement": option}
-
-    def refuse(self, params: Sequence[Any], problem: Exception) -> None:
-        """Tell the ranks that wait for this one, if any do, why it does not add its group."""
-        tensors = [p[1] if isinstance(p, tuple) else p for p in params]
-        try:
-            sharing = sharing_ranks(self._option, [p for p in tensors if isinstance(p, Tensor)])
-        except ValueError:  # the first problem is told
-            return
-        if sharing is not None:
-            Ranks(sharing.everyone).differ(_ADDING, {PROBLEM: str(problem)})
 
     def _shared(self, p: Tensor) -> Home | None:
         """The home of a parameter whose blocks other ranks own too.
@@ -128,40 +97,6 @@ class Placing:
             return None
         return [tile for number in range(len(home.cut)) for tile in home.single_blocks(number)]
 
-    def agree(self, groups: Sequence[Group], counts: Sequence[list[int]]) -> dict[int, list[int]]:
-        """Before a step: the positions, by id of the group, whose gradients other ranks have.
-
-        `counts`: of the steps of each group's parameters. Ranks that have other options, or counts,
-        get an error.
-        """
-        elsewhere: dict[int, list[int]] = {}
-        self._absent, self.steps = {}, self.steps + 1
-        options = [
-            {**_plain(group), "step": steps} for group, steps in zip(groups, counts, strict=True)
-        ]
-        for ranks in self._crews.values():
-            mine = [g for g in groups if any(self._is_of(p, ranks) for p in g["params"])]
-            seen = [[p.grad is not None for p in group["params"]] for group in mine]
-            found = ranks.differ("step()", (options, seen))
-            if found is None:
-                continue
-            ranks.check_alike([_labelled(each) for each, _ in found], about="step()")
-            for n, group in enumerate(mine):
-                table = [patterns[n] for _, patterns in found]
-                some = [i for i, flags in enumerate(zip(*table, strict=True)) if any(flags)]
-                self._absent[id(group)] = frozenset(
-                    (i, r) for i in some for r, flags in enumerate(table) if not flags[i]
-                )
-                elsewhere[id(group)] = [i for i in some if not seen[n][i]]
-        return elsewhere
-
-    def _is_of(self, p: Tensor, ranks: Ranks) -> bool:
-        return p in self.homes and self.homes[p].ranks is ranks
-
-    def absent(self, group: Group) -> Absent:
-        """What is missing of a group's gradients in this step, and where."""
-        return self._absent.get(id(group), _NONE)
-
     def stack(
         self, work: Work, memory: GroupMemory, products: Callable[..., torch.dtype]
     ) -> PlacedStack | None:
@@ -183,7 +118,7 @@ class Placing:
             ],
             wide=working_dtype(params[0]),
             where=work.where,
-            absent=partial(self.absent, work.group),
+            absent=partial(self._agreement.absent, work.group),
         )
 
     def saved(self, params: Sequence[Tensor], rows: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -206,45 +141,18 @@ class Placing:
         """
         if problem is None:
             problem = next(map(StateMismatchError, mismatches(like, self.homes, given)), None)
-        for ranks in self.crews:
-            found = ranks.differ("load_state_dict()", None if problem is None else str(problem))
-            others = [text for text in found or [] if text is not None]
-            if problem is None and others:
-                problem = StateMismatchError(others[0])
-        if problem is not None:
-            raise problem
+        self._agreement.check("load_state_dict()", problem, StateMismatchError)
         return owned_rows(like, self.homes, given)
 
     def report(self) -> list[str]:
         """What this rank exchanges, for `summary()`: a line for each group of ranks."""
         lines = []
         for ranks in (each for each in self.crews if each.world > 1):
-            told = ranks.traffic.described(max(self.steps, 1))
+            told = ranks.traffic.described(max(self._agreement.steps, 1))
             lines.append(
                 f"blocks are shared by {ranks.world} ranks; rank {ranks.ranks[ranks.me]}: {told}"
             )
         return lines
-
-
-def _plain(group: Group) -> dict[str, Any]:
-    """The options of a group that ranks can compare, and hosts look at without waiting.
-
-    Keys that are not ours may hold anything; what they hold of the plain kinds is compared too.
-    """
-    return {
-        name: value
-        for name, value in group.items()
-        if name not in ("params", "param_names") and isinstance(value, _PLAIN)
-    }
-
-
-def _labelled(groups: Sequence[Group]) -> Group:
-    """The options of all groups, by name and number of the group."""
-    return {
-        f"{name} of parameter group {n}": value
-        for n, group in enumerate(groups)
-        for name, value in group.items()
-    }
 
 
 def brought(
@@ -267,7 +175,7 @@ def brought(
                 if row is not None:
                     like[p], given[p] = method._init_state(p, values), joined(row)
                     rows_of[id(row)] = p
-    except (ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:  # the others wait to hear of it
         problem = error
     found = placing.taken(like, given, problem)
     state = {

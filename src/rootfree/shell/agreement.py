@@ -1,0 +1,279 @@
+"""The ranks that have an optimizer's parameters too: all of them do the same, or nothing.
+
+Before groups are added, before every step and before state is loaded, they compare what they are
+about to do, and whether any of them has found something that keeps it from it. Where they differ,
+all raise an error, and nothing has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from rootfree.placement.local import check_one_kind, has_copies
+from rootfree.placement.meeting import go_alone, leave, meet, missed
+from rootfree.placement.placed_stack import Absent
+from rootfree.placement.ranks import PROBLEM, PlacementError, Ranks
+from rootfree.placement.sharded import Sharded, Sharing, sharing_ranks
+from rootfree.shell.gradients import memory_of
+from rootfree.shell.said import Said, description_of, plain_options, tensors_in
+from rootfree.shell.work import GroupMemory, check_gradient
+
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
+
+Group = dict[str, Any]
+_ADDING = "adding a parameter group"
+
+
+class _Shared(NamedTuple):
+    """Who has a parameter too, and those of them with whom this rank shares its blocks."""
+
+    everyone: Ranks
+    crew: Ranks
+    by_blocks: bool  # False: every rank updates the elements that it has
+
+
+class Agreement:
+    """What an optimizer knows of the other ranks."""
+
+    def __init__(self, option: Sharded | None) -> None:
+        self._option = option
+        self._met: dict[tuple[int, ...], Ranks] = {}
+        #: None: this rank has a parameter by itself. Parameters may be replaced: none is kept alive
+        self._shared: MutableMapping[Tensor, _Shared | None] = WeakTensorKeyDictionary()
+        #: those that have parameters in common with this rank, with the devices of these
+        self._devices: dict[Ranks, list[torch.device]] = {}
+        self._memories: list[GroupMemory] = []
+        self._usable: dict[int, list[Any]] = {}  # by id of the group: kinds of gradients
+        self._absent: dict[int, Absent] = {}  # by id of the group
+        self._telling = False  # whether others may wait to hear whether this rank adds its group
+        self._alone: list[str] = []  # what parameters are our own, until the first step
+        self.asks = False  # whether the next step begins with a look at other ranks
+        self.steps = 0
+
+    @property
+    def crews(self) -> list[Ranks]:
+        """The groups of ranks that share blocks."""
+        found = [each.crew for each in self._shared.values() if each and each.by_blocks]
+        return list(dict.fromkeys(found))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks have parameters of this optimizer too."""
+        return bool(self._devices)
+
+    def knows(self, p: Tensor) -> bool:
+        """Whether it has been found out who has a parameter."""
+        return p in self._shared
+
+    def join(
+        self, params: Sequence[Tensor], group: Group, said: Mapping[str, Any], *, by_blocks: bool
+    ) -> Ranks | None:
+        """Those who share the blocks of these parameters, which all of them must add.
+
+        `said`: what must be the same on all ranks beside the options of the group. None: this rank
+        has the parameters by itself.
+        """
+        sharing = sharing_ranks(self._option, params)
+        if sharing is None:
+            self._shared.update(dict.fromkeys(params))
+            if go_alone(description_of(params)):
+                self._alone.append(description_of(params))
+                self.asks = True
+            return None
+        ranks = self._together(sharing, description_of(params))
+        self._telling = False  # from here on all ranks hear the same
+        method = {"method": group.get("method")}  # the first that is told
+        content = {**method, **said, **plain_options(group), **self._asked(group)}
+        ranks.check_agree(_ADDING, content, about="a parameter group")
+        crew = ranks if sharing.crew == sharing.everyone else self._acquainted(sharing.crew)
+        self._shared.update(dict.fromkeys(params, _Shared(ranks, crew, by_blocks)))
+        if ranks.world > 1:
+            self._devices.setdefault(ranks, [])
+            self.asks = True
+        return crew
+
+    def _together(self, sharing: Sharing, about: str) -> Ranks:
+        """All that have the parameters; an error if some of them have gone another way."""
+        if tuple(sharing.everyone) not in self._met:
+            outcome = meet(sharing.everyone, about, self._placement)
+            if outcome.problem is not None:
+                leave(sharing.everyone)
+                self._telling = False
+                raise PlacementError(outcome.problem)
+        return self._acquainted(sharing.everyone)
+
+    def _acquainted(self, ranks: list[int]) -> Ranks:
+        known = tuple(ranks)
+        if known not in self._met:
+            self._met[known] = Ranks(ranks)
+        return self._met[known]
+
+    @property
+    def _placement(self) -> str | None:
+        return None if self._option is None else f"Sharded(replicas={self._option.replicas})"
+
+    def _asked(self, group: Group) -> dict[str, Any]:
+        """What was asked for beside options that are numbers and names."""
+        names = [p[0] for p in group["params"] if isinstance(p, tuple)]
+        return {"the names of the parameters": names, "placement": self._placement}
+
+    @contextmanager
+    def telling(self, params: Any) -> Iterator[None]:
+        """Inside, parameters are added; an error is told to the ranks that wait for this one.
+
+        `params`: as an optimizer is given them, tensors or groups.
+        """
+        inside, self._telling = self._telling, True
+        try:
+            yield
+        except Exception as error:
+            if self._telling and not inside:
+                self._refuse(tensors_in(params), error)
+            raise
+        finally:
+            self._telling = inside and self._telling
+
+    def _refuse(self, params: list[Tensor], problem: Exception) -> None:
+        """Tell the ranks that wait for this one, if any do, why it does not add its parameters."""
+        about = description_of(params)
+        try:
+            sharing = sharing_ranks(self._option, params)
+        except (ValueError, PlacementError):  # with whom is not known
+            sharing = None
+        if sharing is None:
+            go_alone(about, str(problem))
+            return
+        everyone = sharing.everyone
+        if tuple(everyone) not in self._met:
+            outcome = meet(everyone, about, self._placement)
+            if not outcome.complete:  # nobody is there to be told
+                leave(everyone)
+                go_alone(about, str(problem))
+                return
+        self._acquainted(everyone).differ(_ADDING, {PROBLEM: str(problem)})
+
+    def before_step(self, optimizer: RootFreeOptimizer) -> dict[int, list[int]]:
+        """The positions, by id of the group, whose gradients only other ranks have."""
+        if self._alone:
+            for problem in filter(None, map(missed, self._alone)):
+                raise PlacementError(problem)
+            self._alone, self.asks = [], self.is_shared
+        groups, trouble = optimizer.param_groups, None
+        seen: dict[int, list[bool]] = {}
+        counts: list[list[int]] = [[] for _ in groups]
+        self._absent, self.steps = {}, self.steps + 1
+        try:
+            memories = [memory_of(optimizer, group) for group in groups]
+            self._find_devices(memories)
+            counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
+            seen = {id(group): self._seen(group) for group in groups}
+        except PlacementError:  # all ranks have it
+            raise
+        except Exception as error:
+            trouble = error
+        options = [{**plain_options(g), "step": n} for g, n in zip(groups, counts, strict=True)]
+        counting = optimizer._batch_counter is not None
+        for ranks in self._devices:
+            mine = [group for group in groups if self._concerns(ranks, group)]
+            here = [seen.get(id(group)) for group in mine]
+            said = Said(options, counting, here, None if trouble is None else str(trouble))
+            found = ranks.differ("step()", tuple(said))
+            if trouble is None and found is not None:
+                told = [Said(*each) for each in found]
+                ranks.check_alike([each.labelled() for each in told], about="step()")
+                for n, group in enumerate(mine):
+                    self._compare(ranks, group, [each.seen[n] for each in told])
+        if trouble is not None:
+            raise trouble
+        return {
+            key: sorted({i for i, _ in absent if not seen[key][i]})
+            for key, absent in self._absent.items()
+        }
+
+    def _find_devices(self, memories: list[GroupMemory]) -> None:
+        """Note where the parameters are, whether they have gradients or not: they may be moved."""
+        if len(memories) == len(self._memories) and all(map(is_, memories, self._memories)):
+            return
+        self._memories = memories
+        for ranks in self._devices:
+            mine = [memory for memory in memories if self._concerns(ranks, memory.group)]
+            places = [place[0] for memory in mine for place in memory.places]
+            self._devices[ranks] = list(dict.fromkeys(places))
+
+    def _seen(self, group: Group) -> list[bool]:
+        """Which gradients are here; an error if one of them cannot be used."""
+        gs = [p.grad for p in group["params"]]
+        kinds = [g if g is None else (type(g), g.dtype, g.layout, g.shape) for g in gs]
+        if kinds != self._usable.get(id(group)):
+            for p, g in zip(group["params"], gs, strict=True):
+                check_gradient(p)
+                check_one_kind(p, p if g is None else g)
+            self._usable[id(group)] = kinds
+        return [g is not None for g in gs]
+
+    def _concerns(self, ranks: Ranks, group: Group) -> bool:
+        found = (self._shared.get(p) for p in group["params"])
+        return any(each is not None and each.everyone is ranks for each in found)
+
+    def _compare(self, ranks: Ranks, group: Group, table: list[list[bool]]) -> None:
+        """Note which gradients of a group are missing where; refuse what copies would differ by.
+
+        `table`: of each rank, which are there.
+        """
+        absent: set[tuple[int, int]] = set()
+        for i, (p, *flags) in enumerate(zip(group["params"], *table, strict=True)):
+            shared = self._shared[p]
+            if all(flags) or not any(flags) or shared is None:
+                continue
+            size = len(shared.crew.ranks)
+            crews = [flags[n : n + size] for n in range(0, len(flags), size)]
+            by_blocks = shared.by_blocks and crews.count(crews[0]) == len(crews)
+            if not by_blocks and (shared.by_blocks or has_copies(p, ranks.world)):
+                lacks, has = (ranks.ranks[flags.index(flag)] for flag in (False, True))
+                raise PlacementError(
+                    f"step(): the gradient of parameter {i} of shape {tuple(p.shape)} is missing "
+                    f"on rank {lacks}, but not on rank {has}, and copies of the parameter would "
+                    "become different"
+                )
+            absent |= {
+                (i, r) for r, flag in enumerate(crews[0] if by_blocks else flags) if not flag
+            }
+        self._absent[id(group)] = frozenset(absent)
+
+    def absent(self, group: Group) -> Absent:
+        """What is missing of a group's gradients in this step, and where."""
+        return self._absent.get(id(group), frozenset())
+
+    def check(
+        self, what: str, problem: Exception | None, kind: type[Exception], **said: Any
+    ) -> None:
+        """Raise the problem, or that of another rank as an error of this kind.
+
+        `said`: where no rank has one, this must be the same on all of them.
+        """
+        text = None if problem is None else str(problem)
+        for ranks in self._devices:
+            found = ranks.differ(what, (text, said))
+            others = [each for each, _ in found or () if each is not None]
+            if problem is None and others:
+                problem = kind(others[0])
+            if problem is None and found is not None:
+                ranks.check_alike([each for _, each in found], about=what)
+        if problem is not None:
+            raise problem
+
+    def any_(self, flags: dict[torch.device, Tensor]) -> None:
+        """Flags <- the largest on any rank.  All ranks must ask, whatever they have to do."""
+        for ranks, devices in self._devices.items():
+            for device in devices:
+                if device not in flags:
+                    flags[device] = torch.zeros((), device=device)
+                ranks.largest_(flags[device])

@@ -1,0 +1,64 @@
+"""What ranks that have an optimizer in common say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rootfree.placement.processes import digest
+from rootfree.placement.ranks import PROBLEM
+
+Group = dict[str, Any]
+_PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
+
+
+class Said(NamedTuple):
+    """What a rank says before a step."""
+
+    options: list[dict[str, Any]]  # of all groups
+    counting: bool
+    seen: list[Any]  # of the groups that are shared: which gradients are there
+    trouble: str | None
+
+    def labelled(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by what it is."""
+        if self.trouble is not None:
+            return {PROBLEM: self.trouble}
+        found = {
+            f"{name} of parameter group {n}": value
+            for n, group in enumerate(self.options)
+            for name, value in group.items()
+        }
+        return {**found, "whether track_batch_size counts": self.counting}
+
+
+def plain_options(group: Group) -> dict[str, Any]:
+    """The options of a group that ranks can compare, and hosts look at without waiting.
+
+    Keys that are not ours may hold anything; what they hold of the plain kinds is compared too.
+    """
+    found = {}
+    for name, value in group.items():
+        if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1:
+            value = value.item()  # a learning rate
+        if name not in ("params", "param_names") and isinstance(value, _PLAIN):
+            found[name] = value
+    return found
+
+
+def description_of(params: Sequence[Tensor]) -> str:
+    """What parameters they are, for ranks that may not know of each other yet."""
+    return str(digest([(tuple(p.shape), p.dtype) for p in params]))
+
+
+def tensors_in(params: Any) -> list[Tensor]:
+    """The tensors of what an optimizer was given, whether it is right or not."""
+    if isinstance(params, Tensor):
+        return [params]
+    if isinstance(params, dict):
+        return tensors_in(params.get("params", ()))
+    found = params if isinstance(params, (list, tuple)) else ()
+    return [tensor for each in found for tensor in tensors_in(each)]
