@@ -71,8 +71,9 @@ class BlockOptimizer(RootFreeOptimizer):
         return made
 
     def _act(self, work: Work) -> None:
-        if torch.is_autocast_enabled(work.ps[0].device.type):  # products have dtypes of their own
-            with torch.autocast(work.ps[0].device.type, enabled=False):
+        kind = work.ps[0].device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):  # products have dtypes of their own
                 super()._act(work)
         else:
             super()._act(work)
