@@ -47,6 +47,21 @@ def test_norms_and_the_size_of_the_last_step(row):
         assert mine.update_ratio == pytest.approx(moved.item(), rel=0.02 if half else 2e-3)
 
 
+@pytest.mark.parametrize(
+    "method", ["RFRMSprop", "RFAdamW", "RFShampoo", "IFShampoo", "IFWhitening"]
+)
+def test_the_size_of_a_step_uphill(method):
+    """Nesterov's step has gradient and momentum in it: both with the sign of the step."""
+    (row,) = [row for row in ROWS if row.name == method]
+    model, optimizer, before = trained(row, steps=12, weight_decay=0.0, maximize=True)
+    assert optimizer.defaults["nesterov"]
+    for p, old, mine in zip(
+        model.parameters(), before, optimizer.diagnostics(conditions=False).read(), strict=True
+    ):
+        moved = (p - old).norm() / p.norm()
+        assert mine.update_ratio == pytest.approx(moved.item(), rel=2e-3)
+
+
 def test_without_its_gradient_the_momentum_stands_for_a_step():
     model, optimizer, _ = trained(ROWS[0], nesterov=True)
     exact = optimizer.diagnostics().read()

@@ -65,7 +65,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
             return None
         curvature = row["preconditioner"].to(working_dtype(p)) + max(group["damping"], TINY)
         u: Tensor = p.grad / curvature
-        return u
+        return u.neg_() if group["maximize"] else u
 
     def _update(self, work: Work) -> None:
         if self._update_fused(work):

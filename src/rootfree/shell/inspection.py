@@ -173,4 +173,4 @@ def direction_of(optimizer: BlockOptimizer, p: Tensor, group: Group) -> Tensor |
         U = bucket.plan.direction(group, bucket.structures, joined(part.state), part.G, None)
         part.G.copy_(U)
         stack.keep_(part, refresh=False)
-    return stack.directions[0]
+    return stack.directions[0].neg_() if group["maximize"] else stack.directions[0]
