@@ -137,7 +137,7 @@ def test_figures_of_the_readme_are_those_of_the_measurements():
         [cell.strip(" `*") for cell in line.split("|")[1:-1]]
         for line in table.partition("\n\n")[0].splitlines()
     ]
-    pages = [ROOT / "docs" / name for name in ("performance.md", "choosing.md")]
+    pages = [ROOT / "docs" / name for name in ("performance.md", "choosing.md", "evidence.md")]
     lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
     figures = [
         (name, cell)
