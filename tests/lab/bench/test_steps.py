@@ -48,6 +48,12 @@ def broken(error: Exception, *, after: int = 0, name: str = "broken") -> Contend
     return Contender(name, build, "peer")
 
 
+@pytest.fixture
+def known_warm_up(monkeypatch):
+    """One step, where it takes up to ten by the clock: what fails later fails in its turns."""
+    monkeypatch.setattr(steps.Runner, "warm_up", lambda runner, seconds: runner.period())
+
+
 SGD = Contender("sgd", one(lambda ps: torch.optim.SGD(ps, lr=0.1)), "torch")
 
 
@@ -106,12 +112,12 @@ def test_spread_and_kinds():
     assert by_kind([[1.0], [2.0]]) == (None, None)
 
 
-def test_a_contender_that_fails_is_a_row():
+def test_a_contender_that_fails_is_a_row(known_warm_up):
     record = measure(
         SGD,
         broken(NotApplicableError("it cannot"), name="a"),
         broken(ValueError("bad\nsecond line"), name="b"),
-        broken(RuntimeError("gone"), after=9, name="c"),
+        broken(RuntimeError("gone"), after=4, name="c"),
     )
     assert [row.failure for row in record.rows] == [
         None,
@@ -132,10 +138,10 @@ def test_a_reference_that_fails_leaves_no_ratios(room):
     assert record.rows[1].ratio is None
 
 
-def test_what_does_not_fit_together_is_timed_beside_the_reference():
+def test_what_does_not_fit_together_is_timed_beside_the_reference(known_warm_up):
     large = [Contender(name, SGD.build, "torch", room=1e12) for name in ("a", "b")]
     record = measure(
-        SGD, *large, broken(ValueError("bad")), broken(ValueError("x"), after=9, name="d")
+        SGD, *large, broken(ValueError("bad")), broken(ValueError("x"), after=4, name="d")
     )
     assert record.arrangement == BESIDE
     reference, a, b, bad, late = record.rows
