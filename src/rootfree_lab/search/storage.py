@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,15 +56,8 @@ def open_storage(where: str) -> BaseStorage:
             return JournalStorage(_Journal(path))
         waits = {"timeout": _PATIENCE} if where.startswith("sqlite") else {}
         engine = {"pool_pre_ping": True, "connect_args": waits}
-        for seconds in _DELAYS[:3]:
-            try:
-                return get_storage(RDBStorage(where, engine_kwargs=engine))
-            except Exception as error:
-                # Two machines that begin at once both make the tables of an empty database.
-                if not (_of_a_database(error) and "already exists" in str(error)):
-                    raise
-                time.sleep(seconds)
-        return get_storage(RDBStorage(where, engine_kwargs=engine))
+        made = partial(RDBStorage, where, engine_kwargs=engine)
+        return get_storage(patiently(made, _being_made, delays=_DELAYS[:3]))
 
 
 @contextmanager
@@ -99,13 +93,27 @@ def in_words(where: str) -> Iterator[None]:
         ) from error
 
 
-def patiently(action: Callable[[], T]) -> T:
-    """Do something with a storage; one that does not answer is asked again for a minute."""
-    for seconds in _DELAYS:
+def _unanswered(error: Exception) -> bool:
+    return isinstance(error, OSError | Timeout) or _of_a_database(error)
+
+
+def _being_made(error: Exception) -> bool:
+    """Two machines that begin at once both make the tables of an empty database."""
+    return _of_a_database(error) and "already exists" in str(error)
+
+
+def patiently(
+    action: Callable[[], T],
+    passes: Callable[[Exception], bool] = _unanswered,
+    *,
+    delays: Sequence[int] = _DELAYS,
+) -> T:
+    """Do something with a storage, again for a minute where it fails in a way that passes."""
+    for seconds in delays:
         try:
             return action()
         except Exception as error:
-            if not (isinstance(error, OSError | Timeout) or _of_a_database(error)):
+            if not passes(error):
                 raise
             time.sleep(seconds)
     return action()
