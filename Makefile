@@ -11,8 +11,8 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 .PHONY: help demo test test-all check docs bench audit lock lock-check dist clean
 help:
 	@echo "make demo    train two small networks with five optimizers each and write a report"
-	@echo "make test    run the tests but the slow ones (5 minutes on two cores)"
-	@echo "make test-all  run all tests (11 minutes)"
+	@echo "make test    run the tests but the slow ones (4 minutes on two cores)"
+	@echo "make test-all  run all tests (10 minutes)"
 	@echo "make check   lint, types, import rules"
 	@echo "make docs    build the documentation into site/"
 	@echo "make bench   measure optimizer steps against torch's"
