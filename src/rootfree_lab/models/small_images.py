@@ -9,7 +9,7 @@ from rootfree_lab.models.dataset_info import DatasetInfo
 from rootfree_lab.torchvision_shim import make_importable
 
 
-def small_cnn(data: DatasetInfo, *, width: int = 16) -> nn.Module:
+def small_cnn(data: DatasetInfo, *, width: int = 16, batch_norm: bool = False) -> nn.Module:
     """Two convolutions and two linear layers; 20 thousand parameters on 8×8 digits."""
     channels, height, side = data.shape
     if height % 2 or side % 2:
@@ -17,11 +17,12 @@ def small_cnn(data: DatasetInfo, *, width: int = 16) -> nn.Module:
     # Larger images are pooled once more, or the first linear layer would be all of the model.
     pool = 2 if height % 4 or side % 4 or height < 16 else 4
     pixels = (height // pool) * (side // pool)
+    layers: list[nn.Module] = []
+    for a, b in ((channels, width), (width, 2 * width)):
+        layers.append(nn.Conv2d(a, b, 3, padding=1, bias=not batch_norm))
+        layers += [nn.BatchNorm2d(b), nn.ReLU()] if batch_norm else [nn.ReLU()]
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 3, padding=1),
-        nn.ReLU(),
+        *layers,
         nn.MaxPool2d(pool),
         nn.Flatten(),
         nn.Linear(2 * width * pixels, 2 * width),

@@ -85,16 +85,20 @@ class Feed:
 
 
 class TestFeed:
-    """The test set, the same batches each time: larger ones, since nothing is kept of them."""
+    """The test set, the same batches each time: larger ones, since nothing is kept of them.
+
+    With `part` "train" all of the training data, in its order and unchanged.
+    """
 
     __test__ = False  # not a test case
 
     def __init__(
-        self, dataset: Any, config: TrainConfig, device: torch.device, *, by_nodes: bool = False
-    ) -> None:
+        self, dataset: Any, config: TrainConfig, device: torch.device, *,
+        by_nodes: bool = False, part: str = "test",
+    ) -> None:  # fmt: skip
         config = replace(config, batch_size=_TEST_BATCHES * config.batch_size)
         self._source = _source(
-            dataset, "test", config, device, by_nodes=by_nodes,
+            dataset, part, config, device, by_nodes=by_nodes,
             generator=torch.Generator(), augment=False, drop_last=False, shuffle=False,
         )  # fmt: skip
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rootfree_lab.bench.first_try import records
 from rootfree_lab.bench.first_try.records import Record
-from rootfree_lab.bench.first_try.training import Run, train
+from rootfree_lab.bench.first_try.suite import Run
+from rootfree_lab.bench.first_try.training import train
 from rootfree_lab.processes.side_by_side import Event, each
 
 Say = Callable[[str], None]
@@ -27,7 +28,8 @@ def perform(
         say(f"{len(runs) - len(todo)} of {len(runs)} runs are in {file} already")
     failed = 0
     for number, (run, result) in enumerate(_results(todo, jobs), 1):
-        what = f"[{number}/{len(todo)}] {run.task}, {run.entrant.label}, seed {run.seed}"
+        asked = run.record
+        what = f"[{number}/{len(todo)}] {asked.task}, {asked.label}, seed {asked.seed}"
         if isinstance(result, str):
             failed += 1
             say(f"{what}: failed, {result}")

@@ -1,139 +1,99 @@
-"""One run: a task trained with one optimizer from one seed."""
+"""One run on the laboratory's engine: its loss at every step, and the record."""
 
 from __future__ import annotations
 
 import math
-import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.nn.functional import pad
 
-from rootfree_lab.bench.first_try import entrants
 from rootfree_lab.bench.first_try.records import Record
-from rootfree_lab.bench.first_try.suite import TASKS, factor
-from rootfree_lab.bench.first_try.task import Measured, Setting, Task
+from rootfree_lab.bench.first_try.suite import Run, is_convex
+from rootfree_lab.files.appending import finite
+from rootfree_lab.training import run as engine
+from rootfree_lab.training.checking import dataset_of
+from rootfree_lab.training.feeding import TestFeed
+from rootfree_lab.training.session import Point, Session
+from rootfree_lab.training.watching.progress import Watcher
 
 WINDOW = 50  # steps that a mean loss is of
 _POINTS = 20  # of a curve
-_LOOK_EVERY = 100  # steps between two looks at whether the loss is still a number
 # A run that ends above its first loss by this factor has diverged, even where it has no NaN.
 _WORSE = 1.1
+# The seeds of the batches begin here: the same ones on every device and for every optimizer.
+_ORDER = 1000
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one run is of."""
+class _Losses(Watcher):
+    """The loss of every step; with `whole` also that of all training data at the end."""
 
-    task: str
-    entrant: entrants.Entrant
-    seed: int
-    scale: str
-    steps: int
-    constant: bool
-    device: str
-    data: Path | None
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self.steps: list[Tensor] = []
+        self.full: float | None = None
+        self.terms = 0
 
-    @property
-    def record(self) -> Record:
-        """The record of the run before it has taken place."""
-        return Record(
-            task=self.task,
-            optimizer=self.entrant.name,
-            label=self.entrant.label,
-            options=self.entrant.effective(),
-            seed=self.seed,
-            scale=self.scale,
-            steps=self.steps,
-            constant=self.constant,
-            device=self.device,
-        )
+    def begin(self, session: Session) -> None:
+        self.terms = session.terms
+        session.feed.shuffle(_ORDER + session.config.train.seed)
+
+    def stepped(self, session: Session) -> None:
+        self.steps.append(session.loss)  # not read here: the host does not wait for the device
+
+    def point(self, session: Session, point: Point) -> None:
+        if self._whole:
+            config = session.config
+            data = dataset_of(config.data)
+            feed = TestFeed(data, config.train, session.device, part="train")
+            self.full, _ = session.evaluate(feed)
 
 
 def train(run: Run) -> Record:
     """Train, measure, and return the record."""
-    entry, device = TASKS[run.task], torch.device(run.device)
-    torch.manual_seed(run.seed)
-    task = entry.build(Setting(run.scale, run.seed, run.steps, device, run.data))
-    optimizers = entrants.build(run.entrant, task.model, batch_size=task.batch_size)
-    schedule = "constant" if run.constant else entry.schedule
-    started = time.perf_counter()
-    losses, failure = _losses(task, optimizers, schedule, run.steps, device)
+    config, losses = run.config, _Losses(whole=is_convex(run.record.task))
+    with TemporaryDirectory() as folder:
+        try:
+            found = engine.train(
+                config, out=Path(folder), watchers=[losses], keep=lambda record: None
+            )
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            found = engine.failed_record(config, error)
     record = replace(
         run.record,
-        batch_size=task.batch_size,
-        seconds=round(time.perf_counter() - started, 2),
-        failure=failure,
+        batch_size=losses.terms,
+        test_loss=found["final"]["test_loss"],
+        test_error=found["final"]["test_error"],
+        seconds=round(found["seconds"]["total"] or 0.0, 2),
+        failure=found.get("failure", {}).get("message"),
         torch=torch.__version__,
     )
-    with torch.no_grad(), _autocast(task, device):
-        task.model.eval()
-        full = None if task.full_loss is None else float(task.full_loss())
-        measured = task.evaluate() if failure is None else Measured(math.nan, None)
-    return with_losses(record, losses, full=full, measured=measured)
+    return with_losses(record, torch.stack(losses.steps).cpu(), full=losses.full)
 
 
-def with_losses(
-    record: Record, losses: Tensor, *, full: float | None, measured: Measured
-) -> Record:
-    """The record with what the losses of all steps say; `full` replaces the mean of the last."""
-    losses = losses.double()
+def with_losses(record: Record, losses: Tensor, *, full: float | None) -> Record:
+    """The record with what the losses of its steps say, NaN where it has not come to a step.
+
+    `full` replaces the mean of the last.
+    """
+    losses = pad(losses.double(), (0, record.steps - len(losses)), value=math.nan)
     means = losses.unfold(0, min(WINDOW, len(losses)), 1).mean(1)
     last, first = float(means[-1]), float(losses[0])
-    finite = means[means.isfinite()]
-    best = float(finite.min()) if len(finite) else math.nan
+    known = means[means.isfinite()]
+    best = float(known.min()) if len(known) else math.nan
     final = last if full is None else full
     ends = torch.linspace(0, len(losses), _POINTS + 1).round().long().tolist()
     parts = [(a, b) for a, b in pairwise(ends) if b > a]
     return replace(
         record,
-        curve=[(b, _number(float(losses[a:b].mean()))) for a, b in parts],
-        first_loss=_number(first),
-        final_loss=_number(final),
-        best_mean=_number(best),
-        late_ratio=_number(last / best) if best > 0 else None,
-        test_loss=_number(measured.loss),
-        test_error=measured.error,
+        curve=[(b, finite(float(losses[a:b].mean()))) for a, b in parts],
+        first_loss=finite(first),
+        final_loss=finite(final),
+        best_mean=finite(best),
+        late_ratio=finite(last / best) if best > 0 else None,
         diverged=not (math.isfinite(final) and math.isfinite(last) and last <= _WORSE * first),
     )
-
-
-def _losses(
-    task: Task, optimizers: list[Optimizer], schedule: str, steps: int, device: torch.device
-) -> tuple[Tensor, str | None]:
-    """The loss before each step; NaN from where it is no number, and why training stopped."""
-    groups = [(group, group["lr"]) for each in optimizers for group in each.param_groups]
-    losses = torch.full((steps,), math.nan, device=device)
-    task.model.train()
-    for step in range(steps):
-        scale = factor(schedule, step, steps)
-        for group, lr in groups:
-            group["lr"] = lr * scale
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        with _autocast(task, device):
-            loss = task.loss(step)
-        loss.backward()
-        # Not read here: the host does not wait for the device.
-        losses[step] = loss.detach()
-        try:
-            for optimizer in optimizers:
-                optimizer.step()
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            return losses.cpu(), str(error)
-        if step % _LOOK_EVERY == _LOOK_EVERY - 1 and not math.isfinite(losses[step].item()):
-            break
-    return losses.cpu(), None
-
-
-def _autocast(task: Task, device: torch.device) -> torch.autocast:
-    on = task.autocast and device.type == "cuda"
-    return torch.autocast(device.type, torch.bfloat16, enabled=on)
-
-
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None
