@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -26,7 +26,7 @@ from rootfree_lab.bench.memory import release, state_bytes
 from rootfree_lab.bench.model import Batch, build_model
 from rootfree_lab.bench.record import IterationRecord, IterationRow, environment
 from rootfree_lab.bench.steps import reason
-from rootfree_lab.bench.timing import spread
+from rootfree_lab.bench.timing import STEPS_A_TURN, mark, milliseconds, spread, take_turns
 
 DEFAULT = (
     "torch AdamW fused",
@@ -37,8 +37,6 @@ DEFAULT = (
     "IFShampoo KFAC T=2",
     "sirfshampoo bf16 T=2",
 )
-_STEPS_A_TURN = {"cuda": 10, "cpu": 2}
-_FEWEST_TURNS = 2
 
 Say = Callable[[str], None]
 Part = tuple[float, float, float]  # forward, backward, optimizer
@@ -60,48 +58,34 @@ class _Trainer:
     def turn(self, batch: Batch) -> None:
         """Whole periods of iterations; keeps their times."""
         T = self.contender.period
-        n = T * -(-_STEPS_A_TURN[self.device.type] // T)
+        n = T * -(-STEPS_A_TURN[self.device.type] // T)
         start = time.perf_counter()
-        marks: list[Any] = [self._mark()]
+        marks: list[Any] = [mark(self.device)]
         for _ in range(n):
             marks += self._iteration(*batch)
-        milliseconds = self._between(marks)
+        between = milliseconds(marks, self.device)
         for i in range(0, n, T):
-            self.totals.append(sum(milliseconds[4 * i : 4 * (i + T)]) / T)
-        for i in range(0, len(milliseconds), 4):
-            _, forward, backward, optimizer = milliseconds[i : i + 4]
+            self.totals.append(sum(between[4 * i : 4 * (i + T)]) / T)
+        for i in range(0, len(between), 4):
+            _, forward, backward, optimizer = between[i : i + 4]
             self.parts.append((forward, backward, optimizer))
         self.seconds += time.perf_counter() - start
 
     def _iteration(self, x: Tensor, y: Tensor) -> list[Any]:
         """One iteration; marks before forward, after it, after backward and after the step."""
         self.model.zero_grad(set_to_none=True)
-        marks = [self._mark()]
+        marks = [mark(self.device)]
         cuda = self.device.type == "cuda"
         with self.built.around():
             with torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext():
                 scores = self.model(x)
             loss = functional.cross_entropy(scores.float().flatten(0, -2), y.flatten())
-            marks.append(self._mark())
+            marks.append(mark(self.device))
             loss.backward()  # type: ignore[no-untyped-call]
-        marks.append(self._mark())
+        marks.append(mark(self.device))
         self.built.step()
-        marks.append(self._mark())
+        marks.append(mark(self.device))
         return marks
-
-    def _mark(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _between(self, marks: Sequence[Any]) -> list[float]:
-        pairs = pairwise(marks)
-        if self.device.type != "cuda":
-            return [1e3 * (b - a) for a, b in pairs]
-        torch.cuda.synchronize(self.device)
-        return [a.elapsed_time(b) for a, b in pairs]
 
     def part(self, index: int) -> float:
         """A part's milliseconds: median over the periods of its mean in one."""
@@ -125,26 +109,23 @@ def measure_iterations(
     synthetic = build_model(model, "--iteration")
     synthetic.model.train()
     rows: dict[str, IterationRow] = {}
-    trainers: list[_Trainer] = []
+    trainers: dict[str, _Trainer] = {}
     for contender in contenders:
         say(contender.name)
         try:
-            trainers.append(_enter(contender, synthetic.model, synthetic.draw(batch, device)))
+            drawn = synthetic.draw(batch, device)
+            trainers[contender.name] = _enter(contender, synthetic.model, drawn)
         except Exception as error:  # whatever goes wrong in one of them, the others are measured
             rows[contender.name] = _failed(contender, error)
             release(device)
     say("taking turns")
-    for turn in range(turns):
-        drawn = synthetic.draw(batch, device)
-        for trainer in trainers:
-            name = trainer.contender.name
-            if name in rows or (trainer.seconds > seconds and turn >= _FEWEST_TURNS):
-                continue
-            try:
-                trainer.turn(drawn)
-            except Exception as error:
-                rows[name] = _failed(trainer.contender, error)
-    rows |= {t.contender.name: _row(t) for t in trainers if t.contender.name not in rows}
+    batches = lru_cache(maxsize=1)(lambda number: synthetic.draw(batch, device))
+    failures = take_turns(
+        trainers, lambda name, number: trainers[name].turn(batches(number)),
+        turns=turns, seconds=seconds,
+    )  # fmt: skip
+    rows |= {name: _failed(trainers[name].contender, error) for name, error in failures.items()}
+    rows |= {name: _row(trainer) for name, trainer in trainers.items() if name not in rows}
     first = rows[contenders[0].name].ms
     return IterationRecord(
         model=model,

@@ -9,10 +9,10 @@ from rootfree_lab.bench.contenders import (
     GRAPH,
     Contender,
     graphed,
+    peers,
     rootfree_contenders,
     torch_contenders,
 )
-from rootfree_lab.bench.peer_contenders import peers
 from rootfree_lab.config.reading import ConfigError, unknown_name
 
 #: what is measured unless something is asked for, on a processor: eigendecompositions of large

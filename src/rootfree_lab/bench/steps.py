@@ -13,11 +13,11 @@ from rootfree_lab.bench.contenders import GRAPH, Built, Contender, NotApplicable
 from rootfree_lab.bench.floors import Work
 from rootfree_lab.bench.memory import free_bytes, release, state_bytes, temporary_bytes
 from rootfree_lab.bench.record import StepRecord, StepRow, environment
-from rootfree_lab.bench.timing import Gradients, Runner, amortised, by_kind
+from rootfree_lab.bench.timing import Gradients, Runner, amortised, by_kind, take_turns
+from rootfree_lab.config.reading import ConfigError
 
 TOGETHER, BESIDE = "all together", "one at a time beside the reference"
 OUT_OF_MEMORY = "out of memory"
-_FEWEST_TURNS = 2
 _ROOM = 0.7  # of the free memory may be held; the rest is for temporaries
 
 Say = Callable[[str], None]
@@ -73,24 +73,18 @@ class _Measurement:
 
     def race(self, entries: Sequence[_Entry]) -> dict[str, StepRow]:
         """Let them take turns; rows of those that failed on the way.  Changes their runners."""
-        failures: dict[str, StepRow] = {}
-        for turn in range(self.turns):
-            for entry in entries:
-                spent = entry.runner.seconds > self.seconds and turn >= _FEWEST_TURNS
-                if spent or entry.contender.name in failures:
-                    continue
-                try:
-                    entry.runner.turn()
-                except Exception as error:
-                    failures[entry.contender.name] = failed(entry.contender, error)
-        for entry in entries:
-            if entry.contender.name in failures:
-                continue
-            try:
-                entry.device_ms = entry.runner.device_ms()
-            except Exception as error:
-                failures[entry.contender.name] = failed(entry.contender, error)
-        return failures
+        there = {entry.contender.name: entry for entry in entries}
+        runners = {name: entry.runner for name, entry in there.items()}
+
+        def ahead(name: str, number: int) -> None:
+            there[name].device_ms = runners[name].device_ms()
+
+        failures = take_turns(
+            runners, lambda name, _: runners[name].turn(), turns=self.turns, seconds=self.seconds
+        )
+        sound = {name: runner for name, runner in runners.items() if name not in failures}
+        failures |= take_turns(sound, ahead, turns=1, seconds=self.seconds)
+        return {name: failed(there[name].contender, error) for name, error in failures.items()}
 
     def row(self, entry: _Entry) -> StepRow:
         """The figures of a contender, all but ratio and floor; its work is kept for the floor."""
@@ -254,7 +248,7 @@ def failed(contender: Contender, error: Exception) -> StepRow:
 
 def reason(error: Exception) -> str:
     """One line."""
-    if isinstance(error, NotApplicableError):
+    if isinstance(error, NotApplicableError | ConfigError):
         return str(error)
     no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if no_memory or "not enough memory" in str(error):

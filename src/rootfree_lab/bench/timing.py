@@ -15,17 +15,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 STEPS_A_TURN = {"cuda": 10, "cpu": 2}
+_FEWEST_TURNS = 2
 _FEWEST_WARM_UP_STEPS = 4  # a compiled step is compiled twice: without state, and with it
 _LONGEST_SLEEP = 0.2  # seconds; a host that needs longer is waiting for the device
 _CYCLES = 2e9  # a second, roughly
+
+
+class Timed(Protocol):
+    """What takes turns."""
+
+    seconds: float  # of its turns so far
 
 
 @dataclass(frozen=True)
@@ -85,23 +94,15 @@ def time_steps(
     step: Callable[[], object], between: Callable[[], object], n: int, device: torch.device
 ) -> list[float]:
     """Milliseconds of each of n steps."""
-    if device.type != "cuda":
-        times = []
-        for _ in range(n):
-            between()
-            start = time.perf_counter()
-            step()
-            times.append(1e3 * (time.perf_counter() - start))
-        return times
-    torch.cuda.synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     marks = []
     for _ in range(n):
         between()
-        marks.append(_mark())
+        marks.append(mark(device))
         step()
-        marks.append(_mark())
-    torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) for a, b in zip(marks[::2], marks[1::2], strict=True)]
+        marks.append(mark(device))
+    return milliseconds(marks, device)[::2]
 
 
 def host_ahead(
@@ -125,18 +126,46 @@ def host_ahead(
         between()
         torch.cuda.synchronize(device)
         sleep(int(_CYCLES * (1.5 * host + 1e-3)))
-        first = _mark()
+        first = mark(device)
         step()
-        last = _mark()
-        torch.cuda.synchronize(device)
-        total += first.elapsed_time(last)
+        total += sum(milliseconds([first, mark(device)], device))
     return total / n
 
 
-def _mark() -> torch.cuda.Event:
+def mark(device: torch.device) -> Any:
+    """A moment: of the device's own time on a GPU, which nobody waits for."""
+    if device.type != "cuda":
+        return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def milliseconds(marks: Sequence[Any], device: torch.device) -> list[float]:
+    """What lies between each moment and the next; waits for a GPU."""
+    if device.type != "cuda":
+        return [1e3 * (b - a) for a, b in pairwise(marks)]
+    torch.cuda.synchronize(device)
+    return [a.elapsed_time(b) for a, b in pairwise(marks)]
+
+
+def take_turns(
+    field: Mapping[str, Timed], turn: Callable[[str, int], None], *, turns: int, seconds: float
+) -> dict[str, Exception]:
+    """Call `turn` with each name and the number of the turn; what those raised that failed.
+
+    One that has taken so many seconds takes no more turns after its second.
+    """
+    failures: dict[str, Exception] = {}
+    for number in range(turns):
+        for name, each in field.items():
+            if name in failures or (each.seconds > seconds and number >= _FEWEST_TURNS):
+                continue
+            try:
+                turn(name, number)
+            except Exception as error:  # whatever goes wrong in one, the others are measured
+                failures[name] = error
+    return failures
 
 
 @dataclass

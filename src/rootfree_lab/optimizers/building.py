@@ -33,7 +33,7 @@ from rootfree_lab.optimizers.roles import (
 )
 from rootfree_lab.optimizers.words import translated
 
-__all__ = ["available", "build", "check", "names"]
+__all__ = ["available", "build", "check", "construct", "names"]
 
 # The options of AdamW that a group has; with others (amsgrad, say) it is an optimizer of its own.
 _OF_GROUPS = ("lr", "betas", "eps", "weight_decay")
@@ -81,9 +81,9 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
         parameters, rest = split_parameters(model, two_axes=method.two_axes)
         if not parameters:
             raise _no_matrices(name, companion)
-    optimizers = [_construct(name, parameters, batch_size, options)]
+    optimizers = [construct(name, parameters, batch_size=batch_size, **options)]
     if rest:
-        optimizers.append(_construct(companion, rest, batch_size, companion_options))
+        optimizers.append(construct(companion, rest, batch_size=batch_size, **companion_options))
     return optimizers
 
 
@@ -156,10 +156,8 @@ def _no_matrices(name: str, companion: str) -> ConfigError:
     return ConfigError(f"the model has no hidden matrices for {name}: all are left to {companion}")
 
 
-def _construct(
-    name: str, parameters: Any, batch_size: int, options: Mapping[str, Any]
-) -> Optimizer:
-    """`parameters`: named ones, or groups of them."""
+def construct(name: str, parameters: Any, *, batch_size: int, **options: Any) -> Optimizer:
+    """One optimizer of all these parameters: named ones, or groups of them."""
     method = _method(name)
     _need(name)
     constructor = method.load()

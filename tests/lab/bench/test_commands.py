@@ -139,7 +139,7 @@ def test_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = run("bench", "--device", "cuda")
     assert result.exit_code == 2
-    assert "--device cuda: torch sees no GPU" in result.output
+    assert "--device is 'cuda', but there is no CUDA device here" in result.output
 
 
 def test_tables_of_files(tmp_path):

@@ -57,7 +57,7 @@ def _listed(names: str) -> list[str]:
 
 def _runs(given: FirstTry, tasks: Sequence[str], field: Sequence[entrants.Entrant]) -> list[Run]:
     """Seeds outermost: a file that is cut short has something of everything."""
-    device = str(choose_device(given.device or "auto"))
+    device = str(choose_device(given.device or "auto", "--device"))
     return [
         Run(
             Record(
