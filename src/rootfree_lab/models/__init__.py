@@ -11,10 +11,10 @@ from torch import nn
 from rootfree_lab.config import own_code
 from rootfree_lab.config.needed import need
 from rootfree_lab.config.reading import ConfigError, unknown_name
+from rootfree_lab.data import Dataset
 from rootfree_lab.models import graphs, language, linear, small_images, timm_images, vmamba
-from rootfree_lab.models.dataset_info import DatasetInfo
 
-__all__ = ["DatasetInfo", "build", "check", "names"]
+__all__ = ["build", "check", "names"]
 
 
 Builder = Callable[..., nn.Module]
@@ -65,7 +65,7 @@ def names() -> list[str]:
     return list(_MODELS)
 
 
-def check(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> None:
+def check(name: str, dataset: Dataset, options: Mapping[str, Any]) -> None:
     """Raise what `build` would for a wrong name, kind of data or option, or a missing package."""
     if own_code.is_own(name):
         own_code.check_arguments(
@@ -97,7 +97,7 @@ def _package(builder: Builder) -> str | None:
     return "timm" if of_timm else None
 
 
-def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
+def build(name: str, dataset: Dataset, **options: Any) -> nn.Module:
     """The model of this name for the data, freshly initialised from torch's global generator."""
     check(name, dataset, options)
     if own_code.is_own(name):
@@ -109,7 +109,7 @@ def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
         raise ConfigError(f"the model {name!r} cannot be built with {options}: {error}") from error
 
 
-def _build_own(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> nn.Module:
+def _build_own(name: str, dataset: Dataset, options: Mapping[str, Any]) -> nn.Module:
     """A user's model; it gets the data set where it has an argument of that name."""
     what, builder = f"the model {own_code.shown(name)}", own_code.load("model.name", name)
     taken = own_code.check_arguments(what, builder, options, ["dataset"])

@@ -8,17 +8,17 @@ from itertools import pairwise
 from torch import nn
 
 from rootfree_lab.config.reading import ConfigError
-from rootfree_lab.models.dataset_info import DatasetInfo
+from rootfree_lab.data import Dataset
 
 
-def linear(data: DatasetInfo, *, bias: bool = True) -> nn.Module:
+def linear(data: Dataset, *, bias: bool = True) -> nn.Module:
     """One linear map of the features: with the square loss, least squares."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(data.shape), max(data.classes, 1), bias=bias)
     )
 
 
-def logistic(data: DatasetInfo, *, bias: bool = True) -> nn.Module:
+def logistic(data: Dataset, *, bias: bool = True) -> nn.Module:
     """One linear map to class scores: with cross entropy, (multinomial) logistic regression."""
     if data.classes < 2:
         raise ConfigError(
@@ -27,7 +27,7 @@ def logistic(data: DatasetInfo, *, bias: bool = True) -> nn.Module:
     return linear(data, bias=bias)
 
 
-def mlp(data: DatasetInfo, *, width: int = 64, depth: int = 2) -> nn.Module:
+def mlp(data: Dataset, *, width: int = 64, depth: int = 2) -> nn.Module:
     """`depth` hidden layers of `width` units."""
     sizes = [math.prod(data.shape), *[width] * depth]
     layers: list[nn.Module] = [nn.Flatten()]

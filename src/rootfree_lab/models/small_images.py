@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from rootfree_lab.config.reading import ConfigError
-from rootfree_lab.models.dataset_info import DatasetInfo
+from rootfree_lab.data import Dataset
 from rootfree_lab.torchvision_shim import make_importable
 
 
-def small_cnn(data: DatasetInfo, *, width: int = 16, batch_norm: bool = False) -> nn.Module:
+def small_cnn(data: Dataset, *, width: int = 16, batch_norm: bool = False) -> nn.Module:
     """Two convolutions and two linear layers; 20 thousand parameters on 8×8 digits."""
     channels, height, side = data.shape
     if height % 2 or side % 2:
@@ -32,7 +32,7 @@ def small_cnn(data: DatasetInfo, *, width: int = 16, batch_norm: bool = False) -
 
 
 def small_vit(
-    data: DatasetInfo, *, width: int = 64, depth: int = 4, heads: int = 4, patch: int | None = None
+    data: Dataset, *, width: int = 64, depth: int = 4, heads: int = 4, patch: int | None = None
 ) -> nn.Module:
     """A vision transformer of timm with 200 thousand parameters, 49 patches or more."""
     make_importable()
