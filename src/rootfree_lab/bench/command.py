@@ -12,12 +12,11 @@ import typer
 from rich.console import Console
 
 from rootfree_lab.bench import chart, markdown
-from rootfree_lab.bench.contenders import Contender
+from rootfree_lab.bench.contenders import DEFAULT_ON_CPU, Contender, chosen, contenders
 from rootfree_lab.bench.distributed_command import run as plan
 from rootfree_lab.bench.first_try import command as first_try
 from rootfree_lab.bench.iteration import DEFAULT as DEFAULT_OF_ITERATIONS
 from rootfree_lab.bench.iteration import measure_iterations
-from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, chosen, contenders
 from rootfree_lab.bench.model import build_model
 from rootfree_lab.bench.options import Distributed, FirstTry, Mode, Timing
 from rootfree_lab.bench.record import Record, read, write

@@ -1,11 +1,12 @@
-"""The optimizers that can be timed: torch's, ours, and those of other packages."""
+"""The optimizers that can be timed, and the choice from them by name."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 import rootfree
 from rootfree_lab.bench import floors
+from rootfree_lab.config.reading import ConfigError, unknown_name
 from rootfree_lab.optimizers import available, construct
 
 Parameters = list[nn.Parameter]
@@ -22,6 +24,16 @@ Parameters = list[nn.Parameter]
 LR, B = 1e-4, 128  # small steps: nothing leaves its range in the few that are taken
 REFERENCE = "torch AdamW fused"
 GRAPH = ", graph"
+#: what is measured unless something is asked for, on a processor: eigendecompositions of large
+#: matrices take minutes there
+DEFAULT_ON_CPU = (
+    "torch AdamW fused",
+    "torch RMSprop foreach",
+    "RFRMSprop",
+    "RFAdamW",
+    "IFShampoo T=2",
+    "sirfshampoo fp32 T=2",
+)
 
 
 class NotApplicableError(Exception):
@@ -220,3 +232,39 @@ def graphed(contender: Contender) -> Contender:
 
     # Its temporaries stay reserved in the graph's own pool.
     return replace(contender, name=contender.name + GRAPH, build=build, room=contender.room + 16)
+
+
+def contenders(*, graph: bool = False) -> dict[str, Contender]:
+    """All of them by name, peers among them whether installed or not."""
+    table: list[Contender] = [*torch_contenders(), *rootfree_contenders(), *peers()]
+    if graph:
+        table += [graphed(c) for c in table if c.family == "rootfree" and c.on_model is None]
+    return {contender.name: contender for contender in table}
+
+
+def chosen(
+    wanted: Sequence[str], unwanted: Sequence[str], *, default: Iterable[str], graph: bool
+) -> list[Contender]:
+    """The contenders whose names match a pattern, in the order of the patterns.
+
+    Patterns are names, or have * and ?; with `graph` what matches brings its graphed version.
+    """
+    table = contenders(graph=graph)
+    names = list(default) if not wanted else _matching(wanted, table, "--optimizer")
+    left_out = set(_matching(unwanted, table, "--without"))
+    if graph:
+        names += [n + GRAPH for n in names if n + GRAPH in table]
+    names = [n for n in dict.fromkeys(names) if n not in left_out]
+    if not names:
+        raise ConfigError("--without leaves no optimizer to measure")
+    return [table[name] for name in names]
+
+
+def _matching(patterns: Sequence[str], table: Iterable[str], option: str) -> list[str]:
+    names: list[str] = []
+    for pattern in patterns:
+        found = [name for name in table if fnmatchcase(name, pattern)]
+        if not found:
+            raise unknown_name(f"{option}: the optimizer", pattern, table)
+        names += found
+    return names

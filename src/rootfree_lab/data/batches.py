@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rootfree_lab.data.augment import normalise
+from rootfree_lab.data.augment import Draws, ImageChanges, normalise
 from rootfree_lab.data.dataset import Dataset, Split
 from rootfree_lab.data.errors import DataError
-from rootfree_lab.data.image_changes import Draws, ImageChanges
 
 
 class Batches:

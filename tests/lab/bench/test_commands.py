@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lab.bench.records import iteration_record, step_record
-from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, contenders
+from rootfree_lab.bench.contenders import DEFAULT_ON_CPU, contenders
 from rootfree_lab.bench.markdown import BEGIN, END
 from rootfree_lab.bench.record import read, write
 from rootfree_lab.bench.shapes import SHAPE_SETS

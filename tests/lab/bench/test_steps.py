@@ -11,10 +11,17 @@ from torch import nn
 import rootfree
 from rootfree_lab.bench import steps
 from rootfree_lab.bench.ceilings import Ceilings
-from rootfree_lab.bench.contenders import Built, Contender, NotApplicableError, graphed, one
+from rootfree_lab.bench.contenders import (
+    Built,
+    Contender,
+    NotApplicableError,
+    chosen,
+    contenders,
+    graphed,
+    one,
+)
 from rootfree_lab.bench.floors import Work
 from rootfree_lab.bench.iteration import measure_iterations
-from rootfree_lab.bench.lineup import chosen, contenders
 from rootfree_lab.bench.memory import free_bytes, state_bytes, temporary_bytes
 from rootfree_lab.bench.record import StepRow
 from rootfree_lab.bench.steps import BESIDE, TOGETHER, measure_steps, with_floor

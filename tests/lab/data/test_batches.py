@@ -10,8 +10,7 @@ import torch
 
 from lab.data.made_images import image_set
 from rootfree_lab.data import Batches, DataError, Dataset, Split, load
-from rootfree_lab.data.augment import crop_and_flip, normalise
-from rootfree_lab.data.image_changes import Draws, ImageChanges
+from rootfree_lab.data.augment import Draws, ImageChanges, crop_and_flip, normalise
 
 
 def text_set(count: int) -> Dataset:

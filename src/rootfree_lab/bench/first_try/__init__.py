@@ -4,8 +4,7 @@ tasks/         the tasks: configs of the laboratory, with an entry for each scal
 data, lora     their data, and a model and data of their own
 suite          the tasks by name, and the config of a run
 entrants       the optimizers, by name and options
-training       one run on the laboratory's engine, and its record
-runs           many runs, side by side, resumable
+runs           runs on the laboratory's engine, side by side, resumable
 records        the file of records
 table          records as a table
 verdict        records against the bars

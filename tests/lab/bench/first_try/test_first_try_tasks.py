@@ -14,8 +14,8 @@ from rootfree_lab.bench.first_try.data import pack
 from rootfree_lab.bench.first_try.entrants import Entrant
 from rootfree_lab.bench.first_try.lora import LoRALinear, pretrained_with_lora
 from rootfree_lab.bench.first_try.records import Record, read
+from rootfree_lab.bench.first_try.runs import train, with_losses
 from rootfree_lab.bench.first_try.suite import SCALES, TASKS, Run, config_of
-from rootfree_lab.bench.first_try.training import train, with_losses
 from rootfree_lab.training.checking import check
 
 COMMITTED = Path(__file__).parents[4] / "docs" / "first_try" / "small.jsonl"
