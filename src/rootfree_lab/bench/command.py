@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rootfree_lab.bench import chart, markdown
 from rootfree_lab.bench.contenders import DEFAULT_ON_CPU, Contender, chosen, contenders
-from rootfree_lab.bench.distributed_command import run as plan
+from rootfree_lab.bench.distributed_model import run as plan
 from rootfree_lab.bench.first_try import command as first_try
 from rootfree_lab.bench.iteration import DEFAULT as DEFAULT_OF_ITERATIONS
 from rootfree_lab.bench.iteration import measure_iterations

@@ -12,7 +12,7 @@ from rootfree_lab.config import own_code
 from rootfree_lab.config.needed import need
 from rootfree_lab.config.reading import ConfigError, unknown_name
 from rootfree_lab.data import Dataset
-from rootfree_lab.models import graphs, language, linear, small_images, timm_images, vmamba
+from rootfree_lab.models import graphs, language, small, timm_images, vmamba
 
 __all__ = ["build", "check", "names"]
 
@@ -20,8 +20,8 @@ __all__ = ["build", "check", "names"]
 Builder = Callable[..., nn.Module]
 
 _IMAGES: tuple[Builder, ...] = (
-    small_images.small_cnn,
-    small_images.small_vit,
+    small.small_cnn,
+    small.small_vit,
     timm_images.resnet18,
     timm_images.resnet34,
     timm_images.resnet50,
@@ -40,7 +40,7 @@ _IMAGES: tuple[Builder, ...] = (
     timm_images.gcvit_micro,
     timm_images.focalnet_micro,
 )
-_FEATURES: tuple[Builder, ...] = (linear.linear, linear.logistic, linear.mlp)
+_FEATURES: tuple[Builder, ...] = (small.linear, small.logistic, small.mlp)
 _TEXT: dict[str, Builder] = {
     "lstm": language.LSTMLanguageModel,
     "lstm_micro": language.lstm_micro,
@@ -93,7 +93,7 @@ def _package(builder: Builder) -> str | None:
     """The package that a builder imports."""
     if builder in _GRAPHS.values():
         return "torch_geometric"
-    of_timm = builder is small_images.small_vit or builder.__module__ == timm_images.__name__
+    of_timm = builder is small.small_vit or builder.__module__ == timm_images.__name__
     return "timm" if of_timm else None
 
 
