@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rootfree_lab.bench.contenders import Built, Contender
-from rootfree_lab.bench.memory import release, state_bytes
+from rootfree_lab.bench.memory import state_bytes
 from rootfree_lab.bench.model import Batch, build_model
 from rootfree_lab.bench.record import IterationRecord, IterationRow, environment
-from rootfree_lab.bench.steps import reason
-from rootfree_lab.bench.timing import STEPS_A_TURN, mark, milliseconds, spread, take_turns
+from rootfree_lab.bench.timing import STEPS_A_TURN, mark, milliseconds, spread
+from rootfree_lab.bench.turns import Say, Turns
 
 DEFAULT = (
     "torch AdamW fused",
@@ -38,7 +38,6 @@ DEFAULT = (
     "sirfshampoo bf16 T=2",
 )
 
-Say = Callable[[str], None]
 Part = tuple[float, float, float]  # forward, backward, optimizer
 
 
@@ -108,25 +107,13 @@ def measure_iterations(
     torch.manual_seed(0)
     synthetic = build_model(model, "--iteration")
     synthetic.model.train()
-    rows: dict[str, IterationRow] = {}
-    trainers: dict[str, _Trainer] = {}
-    for contender in contenders:
-        say(contender.name)
-        try:
-            drawn = synthetic.draw(batch, device)
-            trainers[contender.name] = _enter(contender, synthetic.model, drawn)
-        except Exception as error:  # whatever goes wrong in one of them, the others are measured
-            rows[contender.name] = _failed(contender, error)
-            release(device)
-    say("taking turns")
     batches = lru_cache(maxsize=1)(lambda number: synthetic.draw(batch, device))
-    failures = take_turns(
-        trainers, lambda name, number: trainers[name].turn(batches(number)),
-        turns=turns, seconds=seconds,
-    )  # fmt: skip
-    rows |= {name: _failed(trainers[name].contender, error) for name, error in failures.items()}
-    rows |= {name: _row(trainer) for name, trainer in trainers.items() if name not in rows}
-    first = rows[contenders[0].name].ms
+    rows = Turns(
+        IterationRow,
+        enter=lambda contender: _enter(contender, synthetic.model, synthetic.draw(batch, device)),
+        turn=lambda trainer, number: trainer.turn(batches(number)),
+        row=_row, device=device, turns=turns, seconds=seconds, say=say,
+    ).rows(contenders)  # fmt: skip
     return IterationRecord(
         model=model,
         count=sum(p.numel() for p in synthetic.model.parameters()),
@@ -135,10 +122,7 @@ def measure_iterations(
         reference=contenders[0].name,
         settings={"turns": turns, "seconds": seconds},
         environment=environment(device),
-        rows=[
-            replace(row, ratio=row.ms.median / first.median) if row.ms and first else row
-            for row in (rows[c.name] for c in contenders)
-        ],
+        rows=[rows[contender.name] for contender in contenders],
     )
 
 
@@ -167,8 +151,7 @@ def _held(trainer: _Trainer) -> int:
     return own + state_bytes(trainer.built.optimizers, parameters)
 
 
-def _row(trainer: _Trainer) -> IterationRow:
-    contender = trainer.contender
+def _row(contender: Contender, trainer: _Trainer) -> IterationRow:
     return IterationRow(
         name=contender.name,
         family=contender.family,
@@ -179,7 +162,3 @@ def _row(trainer: _Trainer) -> IterationRow:
         optimizer_ms=trainer.part(2),
         peak_bytes=trainer.peak,
     )
-
-
-def _failed(contender: Contender, error: Exception) -> IterationRow:
-    return IterationRow(contender.name, contender.family, contender.period, failure=reason(error))

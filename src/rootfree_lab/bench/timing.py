@@ -15,26 +15,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 STEPS_A_TURN = {"cuda": 10, "cpu": 2}
-_FEWEST_TURNS = 2
 _FEWEST_WARM_UP_STEPS = 4  # a compiled step is compiled twice: without state, and with it
 _LONGEST_SLEEP = 0.2  # seconds; a host that needs longer is waiting for the device
 _CYCLES = 2e9  # a second, roughly
-
-
-class Timed(Protocol):
-    """What takes turns."""
-
-    seconds: float  # of its turns so far
 
 
 @dataclass(frozen=True)
@@ -147,25 +140,6 @@ def milliseconds(marks: Sequence[Any], device: torch.device) -> list[float]:
         return [1e3 * (b - a) for a, b in pairwise(marks)]
     torch.cuda.synchronize(device)
     return [a.elapsed_time(b) for a, b in pairwise(marks)]
-
-
-def take_turns(
-    field: Mapping[str, Timed], turn: Callable[[str, int], None], *, turns: int, seconds: float
-) -> dict[str, Exception]:
-    """Call `turn` with each name and the number of the turn; what those raised that failed.
-
-    One that has taken so many seconds takes no more turns after its second.
-    """
-    failures: dict[str, Exception] = {}
-    for number in range(turns):
-        for name, each in field.items():
-            if name in failures or (each.seconds > seconds and number >= _FEWEST_TURNS):
-                continue
-            try:
-                turn(name, number)
-            except Exception as error:  # whatever goes wrong in one, the others are measured
-                failures[name] = error
-    return failures
 
 
 @dataclass
