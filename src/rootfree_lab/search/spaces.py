@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.resources import as_file, files
 from typing import Any
 
-from rootfree_lab.config.reading import ConfigError, Table, read_toml, unknown_name
+from rootfree_lab.config.reading import ConfigError, Table, assign, read_toml, unknown_name
 
 SCALES = ("log", "linear", "complement")
 _DIGITS = 4  # of a proposed value: what a person would write down
@@ -233,14 +234,7 @@ def as_table(space: Space) -> Table:
 
 def with_settings(optimizer: Table, settings: Settings) -> Table:
     """An optimizer's table with these settings in it; the table given stays as it is."""
-    result = dict(optimizer)
+    result = deepcopy(dict(optimizer))
     for name, value in settings.items():
-        head, dot, rest = name.partition(".")
-        if dot:
-            inner = result.get(head, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(f"the setting {name!r} is inside {head!r}, which is {inner!r}")
-            result[head] = with_settings(inner, {rest: value})
-        else:
-            result[head] = value
+        assign(result, name.split("."), value, f"the setting {name!r}")
     return result
