@@ -24,7 +24,10 @@ AUTOCASTS = ("none", "bf16")
 PARALLELS = ("none", "ddp", "fsdp2", "hsdp")
 CROPS = ("padded", "resized")
 # Settings that came later: where they are off, a run is the one that it was without them.
-_LATER = (("train", "channels_last"), ("train", "rollback"), ("schedule", "warmup_share"))
+_LATER = (
+    ("train", "channels_last"), ("train", "rollback"), ("schedule", "warmup_share"),
+    ("data", "random_windows"),
+)  # fmt: skip
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...], *, own: bool = False) -> None:
@@ -56,7 +59,8 @@ class DataConfig:
     `size` is the side in pixels to which an image folder is scaled. With `augment` images are
     mirrored at random, and cut at random: out of a black margin (`crop = "padded"`), or a part of 8
     to 100 % that is scaled to the whole ("resized"); `erase` is the probability that a random box
-    of an image is filled with noise.
+    of an image is filled with noise. The windows of a text are shifted at random together, or with
+    `random_windows` each starts anywhere.
     """
 
     name: str
@@ -66,11 +70,14 @@ class DataConfig:
     augment: bool = False
     crop: str = "padded"
     erase: float = 0.0
+    random_windows: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, limit=self.limit, size=self.size)
         one_of("data.crop", self.crop, CROPS)
         in_unit_interval(erase=self.erase)
+        if self.random_windows and not self.augment:
+            raise ValueError("random_windows goes with data.augment = true, got false")
         if not self.augment and (self.crop != "padded" or self.erase):
             raise ValueError(
                 f"crop and data.erase go with data.augment = true, got {self.crop!r} and "
