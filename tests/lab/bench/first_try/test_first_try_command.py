@@ -98,9 +98,9 @@ def test_missing_data_is_said_and_skipped():
 
 def test_the_page_is_filled_from_the_file(tmp_path):
     file, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
-    assert run(*TINY, *FAST, "--json", str(file)).exit_code == 0
+    assert run(*TINY, *FAST, "--steps", "5", "--json", str(file)).exit_code == 0
     page.write_text(f"before\n\n{MARKS.begin}\n{MARKS.end}\n\nafter\n")
-    arguments = ("--table-only", "--json", str(file), "--steps", "60", "--page", str(page))
+    arguments = ("--table-only", "--json", str(file), "--steps", "5", "--page", str(page))
     assert run(*arguments).exit_code == 0
     text = page.read_text()
     assert text.startswith("before\n")

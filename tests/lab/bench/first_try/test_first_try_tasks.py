@@ -68,16 +68,15 @@ def test_every_task_trains_and_is_measured(task, folder):
     assert found.first_loss > 0
 
 
-@pytest.mark.parametrize("name", ["mlp_digits", "least_squares_diabetes"])
-def test_a_committed_run_comes_out_again(name):
+def test_a_committed_run_comes_out_again():
     """Seeds, order of the batches, schedule, loss and optimizer are those of the records."""
     known = next(
         r for r in read(COMMITTED)
-        if (r.task, r.label, r.seed, r.constant) == (name, "AdamW", 0, False)
+        if (r.task, r.label, r.seed, r.constant) == ("mlp_digits", "AdamW", 0, False)
     )  # fmt: skip
     entrant = Entrant("AdamW")
     assert entrant.effective() == known.options
-    found = train(Run(record(name, steps=known.steps), entrant))
+    found = train(Run(record("mlp_digits", steps=known.steps), entrant))
     # Far above rounding, which another machine does otherwise, and far below another order.
     for (_, mine), (_, theirs) in zip(found.curve, known.curve, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-3)
@@ -86,11 +85,10 @@ def test_a_committed_run_comes_out_again(name):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("scale", SCALES)
-def test_a_task_is_a_config_that_can_be_trained(task, scale, folder):
-    run = Run(record(task, scale=scale), Entrant("IFShampoo"), folder)
-    check(run.config)
-    assert config_of(task, scale).train.steps >= 150
+def test_a_task_at_full_scale_is_a_config_that_can_be_trained(task, folder):
+    check(Run(record(task, scale="full"), Entrant("IFShampoo"), folder).config)
+    small, full = (config_of(task, scale).train.steps for scale in SCALES)
+    assert 150 <= small < full
 
 
 def test_packing_a_packed_folder_changes_nothing(folder, tmp_path):
