@@ -77,7 +77,8 @@ def train(run: Run) -> Record:
         failure=found.get("failure", {}).get("message"),
         torch=torch.__version__,
     )
-    return with_losses(record, torch.stack(losses.steps).cpu(), full=losses.full)
+    known = losses.steps or [torch.tensor(math.nan)]  # none: the first step has failed
+    return with_losses(record, torch.stack(known).cpu(), full=losses.full)
 
 
 def with_losses(record: Record, losses: Tensor, *, full: float | None) -> Record:

@@ -155,3 +155,14 @@ def test_a_run_whose_loss_is_no_number_is_on_record():
     assert found.diverged
     assert "not finite" in found.failure
     assert found.test_loss is None
+
+
+def test_a_step_that_cannot_be_made_is_on_record(monkeypatch):
+    def step(optimizer, closure=None):
+        raise torch.linalg.LinAlgError("no decomposition")
+
+    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    found = train(Run(record("mlp_digits"), Entrant("SGD")))
+    assert found.diverged
+    assert found.failure == "no decomposition"
+    assert (found.first_loss, found.test_loss) == (None, None)
