@@ -58,3 +58,44 @@ def test_a_given_curvature_has_its_own_rank():
         strict=True,
     ):
         assert torch.equal(one, other)
+
+
+class OfSome:
+    """A curvature that knows some of the parameters."""
+
+    def __init__(self, known):
+        self.known, self.given = known, FromGradients("kronecker")
+
+    def joint(self):
+        return ()
+
+    def check(self, params):
+        pass
+
+    def of(self, p, *, batch_size):
+        return self.given.of(p, batch_size=batch_size) if p in self.known else None
+
+    def used(self):
+        pass
+
+
+@pytest.mark.parametrize("method", [rootfree.IFShampoo, rootfree.RFShampoo])
+@pytest.mark.parametrize("options", [{}, {"block_size": 3}], ids=["whole", "cut"])
+def test_neighbours_in_a_stack_change_nothing(method, options):
+    """Blocks of one shape are worked on together, with a given curvature and without."""
+
+    def run(chosen):
+        generator = torch.Generator().manual_seed(0)
+        ps = [nn.Parameter(torch.zeros(2, 6, dtype=torch.float64)) for _ in range(3)]
+        gs = [torch.randn(4, 2, 6, dtype=torch.float64, generator=generator) for _ in ps]
+        words = {"batch_size": 3, "update_every": 1, "curvature": OfSome({ps[1]}), **options}
+        optimizer = method([ps[i] for i in chosen], **words)
+        for step in range(4):
+            for i in chosen:
+                ps[i].grad = gs[i][step]
+            optimizer.step()
+        return [ps[i].detach() for i in chosen]
+
+    together = run([0, 1, 2])
+    for i, p in enumerate(together):
+        torch.testing.assert_close(p, *run([i]), rtol=1e-13, atol=0)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rootfree.curvature import BlockCurvature, OuterProducts
+from rootfree.curvature.stacking import MixedCurvature
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.kernels.rounding import stochastic_round_
 from rootfree.layout.tiles import Tile
@@ -96,17 +97,29 @@ def _refresh_(
     norm = partial(_norm, group, structures, state, dtype)
     with accumulators(state, len(structures), wide) as stored:
         # K <- K (I - β₂ m/max(1, ‖m‖))
-        beta2 = factor_rates(group, structures, H)
+        beta2 = factor_rates(group, structures, H, stored[0])
         move_factors_(stored, hs, structures, beta2=beta2, norm=norm, dtype=dtype)
         balance_(stored, means)
 
 
-def factor_rates(group: Group, structures: Structures, H: BlockCurvature) -> list[float]:
-    """β₂ of every axis; given curvature knows more than one gradient does."""
-    beta2, axes = group["precond_lr"], len(structures)
-    of_gradient = isinstance(H, OuterProducts) and H.V.dim() == axes + 1
+def factor_rates(
+    group: Group, structures: Structures, H: BlockCurvature, like: Tensor
+) -> Sequence[float | Tensor]:
+    """β₂ of every axis; given curvature knows more than one gradient does.
+
+    Where only some blocks have it, β₂ is (b,), in the dtype and on the device of `like` (b, ...).
+    """
+    beta2 = group["precond_lr"]
+    if isinstance(H, MixedCurvature):
+        rates = [like.new_empty(len(like)) for _ in structures]
+        for rows, each in H.members:
+            for rate, mine in zip(rates, factor_rates(group, structures, each, like), strict=True):
+                for part in rows:
+                    rate[part] = mine
+        return rates
+    of_gradient = isinstance(H, OuterProducts) and not H.given
     by_rank = group.get("rate_by_rank", False) and of_gradient
-    return rates_by_rank(beta2, structures) if by_rank else [beta2] * axes
+    return rates_by_rank(beta2, structures) if by_rank else [beta2] * len(structures)
 
 
 @contextmanager

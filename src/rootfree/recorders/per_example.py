@@ -147,6 +147,14 @@ class PerExampleFisherRecorder(Recorder):
         fits = len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)
         if not fits or (self._n is not None and self._n != len(inputs[0])):
             self._strangers.add(module)  # no example axis, or not one tensor in and one out
+            count = "examples" if self._n is None else f"{self._n} examples"
+            shapes = [tuple(x.shape) for x in inputs if isinstance(x, Tensor)]
+            self._misfit = (
+                "PerExampleFisherRecorder could record no module: each must have one input tensor, "
+                f"with the {count} of the model's input on its first axis, but "
+                f"{type(module).__name__} got {', '.join(map(str, shapes)) or 'no tensor'}. Where "
+                "a model splits its batch, give it the parts one by one, inside one context"
+            )
             return
         if output.requires_grad:
             x = inputs[0].detach()
