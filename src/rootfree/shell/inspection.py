@@ -13,11 +13,12 @@ from rootfree.kernels.halves import joined
 from rootfree.kernels.stack import Stack
 from rootfree.placement.local import is_sharded, local, local_row
 from rootfree.rules.momentum import Tail, cap_rms_, clip_
-from rootfree.shell.diagnostics import Measured, MeasuredFactor
+from rootfree.shell.diagnostics import FactorDiagnostics, ParameterDiagnostics
 from rootfree.shell.gradients import memory_of
 from rootfree.shell.parameter_state import working_dtype
 from rootfree.shell.summary import named_groups
 from rootfree.structures import Dense, Structure, frobenius_norm
+from rootfree.structures.base import wide_dtype
 from rootfree.structures.conditions import condition, unit_diagonal
 
 if TYPE_CHECKING:
@@ -57,58 +58,53 @@ def diagonal_limit(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).max)
 
 
-def measured_parameters(optimizer: RootFreeOptimizer, *, conditions: bool) -> list[Measured]:
-    """The numbers of all parameters."""
+def measured_parameters(
+    optimizer: RootFreeOptimizer, *, conditions: bool
+) -> list[ParameterDiagnostics]:
+    """All parameters, with tensors on their devices in the place of numbers."""
     found = []
     for group, names in named_groups(optimizer.param_groups):
-        method = optimizer._of(group)
         for name, p in zip(names, group["params"], strict=True):
-            # Without an entry in the state the parameter will start anew.
-            kept = optimizer.state.get(p) or method._init_state(p, group)
-            row = joined(local_row(kept))
-            factors, rms = method._factors(p, group, row), method._update_rms(p, group, row)
-            found.append(_measured(name, p, group, row, factors, rms, conditions=conditions))
+            found.append(_measured(optimizer, str(name), p, group, conditions=conditions))
     return found
 
 
 def _measured(
-    name: Any,
-    p: Tensor,
-    group: Group,
-    row: Row,
-    factors: list[Factor],
-    update: Tensor | None,
-    *,
-    conditions: bool,
-) -> Measured:
-    """The numbers of a parameter with the state `row`; `update`: the RMS of its last step."""
-    here, g = local(p), p.grad
+    optimizer: RootFreeOptimizer, name: str, p: Tensor, group: Group, *, conditions: bool
+) -> ParameterDiagnostics:
+    method = optimizer._of(group)
+    # Without an entry in the state the parameter will start anew.
+    row = joined(local_row(optimizer.state.get(p) or method._init_state(p, group)))
+    here, g, m = local(p), p.grad, row.get("momentum", row.get("exp_avg"))
     if g is not None and is_sharded(g) and g.placements != p.placements:  # type: ignore[attr-defined]
         g = None  # to have it here, ranks would have to talk
-    m = row.get("momentum", row.get("exp_avg"))
-    return Measured(
-        str(name),
-        tuple(here.shape),
-        group.get("update_every"),
-        (
-            norm_of(here),
-            None if g is None else norm_of(g),
-            None if m is None else norm_of(m),
-            update,
-            row["step"].clone() if "step" in row else None,
-        ),
-        [_measured_factor(factor, conditions) for factor in factors if len(factor.tensor) > 0],
+    norm, update = norm_of(here), method._update_rms(p, group, row)
+    rms = norm / math.sqrt(max(here.numel(), 1))
+    factors = [each for each in method._factors(p, group, row) if len(each.tensor) > 0]
+    numbers: dict[str, Any] = {
+        "parameter_norm": norm,
+        "gradient_norm": None if g is None else norm_of(g),
+        "momentum_norm": None if m is None else norm_of(m),
+        "update_ratio": None if update is None else torch.where(rms == 0, torch.inf, update / rms),
+        "steps": row["step"].to(torch.int64, copy=True) if "step" in row else None,
+    }
+    return ParameterDiagnostics(
+        name=name,
+        shape=tuple(here.shape),
+        update_every=group.get("update_every"),
+        factors=tuple(_measured_factor(each, conditions) for each in factors),
+        **numbers,
     )
 
 
-def _measured_factor(factor: Factor, conditions: bool) -> MeasuredFactor:
+def _measured_factor(factor: Factor, conditions: bool) -> FactorDiagnostics:
     structure, K = factor.structure, factor.tensor
-    wide = torch.promote_types(K.dtype, torch.float32)
-    norm, found = norm_of(frobenius_norm(structure, K.to(wide))), None
+    norm: Any = norm_of(frobenius_norm(structure, K.to(wide_dtype(K.dtype))))
+    found: Any = None
     if conditions:
         found = condition(structure, unit_diagonal(K) if factor.is_matrix else K).amax()
     text = f"{structure.name} {structure.d}"
-    return MeasuredFactor(factor.name, text, K.dtype, factor.limit, norm, found)
+    return FactorDiagnostics(factor.name, text, K.dtype, norm, found, factor.limit)
 
 
 def norm_of(t: Tensor) -> Tensor:
