@@ -23,7 +23,7 @@ from rootfree.kernels.plan import State, Structures
 from rootfree.kernels.stack import Part
 from rootfree.layout.structured import structured_tiles
 from rootfree.layout.tiles import Tile
-from rootfree.placement.canonical import whole_bytes
+from rootfree.placement.homes import Home
 from rootfree.placement.local import is_sharded
 from rootfree.placement.owners import Cut
 from rootfree.placement.ranks import Ranks
@@ -35,7 +35,7 @@ from rootfree.shell.groups import named
 from rootfree.shell.inspection import Factor, direction_of, factors_of
 from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, product_dtype
-from rootfree.shell.placing import Placing, brought
+from rootfree.shell.placing import Placing
 from rootfree.shell.step_counts import count_, first_count, read_clocks, with_clocks
 from rootfree.shell.summary import blocks_of
 from rootfree.shell.work import GroupMemory, Work
@@ -82,6 +82,10 @@ class BlockOptimizer(RootFreeOptimizer):
     def _placing(self) -> Placing:
         self._placed = self._placed or Placing(self._agreement)
         return self._placed
+
+    @property
+    def _homes(self) -> Mapping[Tensor, Home]:
+        return self._placing.homes
 
     def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
         if self._of(group) is not self:
@@ -162,7 +166,7 @@ class BlockOptimizer(RootFreeOptimizer):
         mine = {p: rows[n] for n, p in enumerate(params) if n in rows}
         clocked = with_clocks(self._memories.values(), mine)
         rows |= {n: clocked[p] for n, p in enumerate(params) if n in rows}
-        if self._placing.homes:
+        if self._homes:
             rows = self._placing.saved(params, rows)
         return {**saved, "state": rows}
 
@@ -171,11 +175,6 @@ class BlockOptimizer(RootFreeOptimizer):
         super().load_state_dict(state_dict)
         for memory in self._memories.values():
             read_clocks(memory)
-
-    def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not self._placing.homes:
-            return super()._brought(state_dict)
-        return brought(self, self._placing, state_dict)
 
     def _lay_out(self, memory: GroupMemory) -> None:
         lay_out(self, memory)
@@ -247,16 +246,12 @@ class BlockOptimizer(RootFreeOptimizer):
     def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
         return self._placing.blocks_here(p)
 
-    def _whole_bytes(self, p: Tensor) -> int:
-        home = self._placing.homes.get(p)
-        return super()._whole_bytes(p) if home is None else whole_bytes(p, home, self.state[p])
-
     def summary(self) -> str:
         """The table of all optimizers; with what is exchanged, where ranks share blocks."""
         return "\n".join([super().summary(), *self._placing.report()])
 
     def _why_not_recordable(self) -> str | None:
-        return "its ranks exchange blocks" if self._placing.homes else None
+        return "its ranks exchange blocks" if self._homes else None
 
     def _replays(self, p: Tensor) -> Recordings | None:
         """Where directions of small models are recorded: they use memory of our own alone."""

@@ -25,13 +25,14 @@ from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
+from rootfree.placement.homes import Home
 from rootfree.placement.owners import Cut
 from rootfree.placement.ranks import Ranks
 from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
 from rootfree.shell.agreement import Agreement
-from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
+from rootfree.shell.checkpoint import load_checkpoint
 from rootfree.shell.checks import Check
 from rootfree.shell.companion import AdamW
 from rootfree.shell.diagnostics import Diagnostics
@@ -41,7 +42,7 @@ from rootfree.shell.inspection import Factor, measured_parameters, update_rms
 from rootfree.shell.memory import check_shapes, remember
 from rootfree.shell.options import check_switches
 from rootfree.shell.settling import settle, uncompiled
-from rootfree.shell.summary import bytes_of, table_of
+from rootfree.shell.summary import table_of
 from rootfree.shell.work import GroupMemory, Work
 from rootfree.shell.wrappers import Wrappers
 
@@ -158,6 +159,11 @@ class RootFreeOptimizer(Optimizer, ABC):
         if self._agreed is None or not self._agreed.asks or torch.compiler.is_compiling():
             return {}
         return self._agreed.before_step(self)
+
+    @property
+    def _homes(self) -> Mapping[Tensor, Home]:
+        """The parameters whose blocks ranks share, with who has what of their state."""
+        return {}  # unless a method says otherwise
 
     def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
         """The blocks of `p` that this rank owns; None: ranks do not share them."""
@@ -313,13 +319,9 @@ class RootFreeOptimizer(Optimizer, ABC):
             replaced = pre_hook(self, state_dict)
             if replaced is not None:
                 state_dict = replaced
-        load_checkpoint(self, self._brought(state_dict))
+        load_checkpoint(self, state_dict)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
-
-    def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A checkpoint with its tensors placed like the state, where parameters are sharded."""
-        return placed_like_state(self, state_dict)
 
     def summary(self) -> str:
         """A table: parameter, shape, role (if groups say it), preconditioner, bytes of state.
@@ -357,10 +359,6 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""
         return None
-
-    def _whole_bytes(self, p: Tensor) -> int:
-        """Bytes of the state of `p` on all ranks together, copies counted once."""
-        return bytes_of(self.state[p].values())
 
 
 def states(work: Work, key: str, where: list[int] | None = None) -> list[Tensor]:
