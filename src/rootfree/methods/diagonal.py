@@ -23,9 +23,9 @@ from rootfree.rules.diagonal import (
     reach,
 )
 from rootfree.shell.inspection import Factor, diagonal_limit
-from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
+from rootfree.shell.optimizer import RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
-from rootfree.shell.work import Work, portions_of
+from rootfree.shell.work import Group, Work, portions_of
 from rootfree.structures import Diagonal
 
 # Elements that are updated together where a copy of them is taken first.

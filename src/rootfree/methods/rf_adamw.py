@@ -15,10 +15,10 @@ from rootfree.rules.diagonal import ahead, average_, limited_for_average, precon
 from rootfree.rules.momentum import Tail, decay_
 from rootfree.shell.checks import Optional, averaging_pair, boolean, positive
 from rootfree.shell.inspection import update_rms
-from rootfree.shell.optimizer import Group, states
+from rootfree.shell.optimizer import states
 from rootfree.shell.options import BASIC_OPTIONS
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
-from rootfree.shell.work import Work
+from rootfree.shell.work import Group, Work
 
 
 class RFAdamW(DiagonalOptimizer):

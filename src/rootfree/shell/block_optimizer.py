@@ -33,12 +33,12 @@ from rootfree.shell.block_layout import lay_out, stacks_of
 from rootfree.shell.gradients import dues_of, memory_of
 from rootfree.shell.groups import named
 from rootfree.shell.inspection import Factor, direction_of, factors_of
-from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
+from rootfree.shell.optimizer import RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, product_dtype
 from rootfree.shell.placing import Placing
 from rootfree.shell.step_counts import count_, first_count, read_clocks, with_clocks
 from rootfree.shell.summary import blocks_of
-from rootfree.shell.work import GroupMemory, Work
+from rootfree.shell.work import Group, GroupMemory, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's memory
 # (their temporaries have up to eight bytes an element).
@@ -146,15 +146,14 @@ class BlockOptimizer(RootFreeOptimizer):
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         return direction_of(self, p, group)
 
-    def _checked_group(self, param_group: dict[str, Any]) -> Group:
-        group = super()._checked_group(param_group)
+    def _checked_options(self, group: Group) -> dict[str, Any]:
+        checked = super()._checked_options(group)
         for what, p in named(group["params"]):
             try:  # an impossible structure or block size is found before anything is changed
-                if self._of(group) is self:
-                    self._cut(p, group)
+                self._cut(p, {**group, **checked})
             except ValueError as error:
                 raise ValueError(f"{what}: {error}") from error
-        return group
+        return checked
 
     @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:

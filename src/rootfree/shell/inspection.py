@@ -17,6 +17,7 @@ from rootfree.shell.diagnostics import FactorDiagnostics, ParameterDiagnostics
 from rootfree.shell.gradients import memory_of
 from rootfree.shell.parameter_state import working_dtype
 from rootfree.shell.summary import named_groups
+from rootfree.shell.work import Group
 from rootfree.structures import Dense, Structure, frobenius_norm
 from rootfree.structures.base import wide_dtype
 from rootfree.structures.conditions import condition, unit_diagonal
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from rootfree.shell.block_optimizer import BlockOptimizer
     from rootfree.shell.optimizer import RootFreeOptimizer
 
-Group = dict[str, Any]
 Row = Mapping[str, Tensor]
 
 
