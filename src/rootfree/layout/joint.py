@@ -39,15 +39,16 @@ class JointPairs:
         """Refuse a group (of tensors, or names with tensors) that has one of a joint pair alone."""
         inside = {entry[1] if isinstance(entry, tuple) else entry for entry in params}
         for weight, bias in self._bias_of.items():
-            for one, other, missing in ((weight, bias, "bias"), (bias, weight, "weight")):
-                if one in inside and other not in inside:
-                    raise ValueError(
-                        f"the {'weight' if missing == 'bias' else 'bias'} of shape "
-                        f"{tuple(one.shape)} is in this parameter group without its {missing} of "
-                        f"shape {tuple(other.shape)}; the curvature treats them as one matrix, so "
-                        "they must be in the same group (KFACRecorder(..., joint=False) takes them "
-                        "apart, which lets a companion have the bias)"
-                    )
+            names = {"weight": weight, "bias": bias}
+            here, missing = sorted(names, key=lambda name: names[name] not in inside)
+            if names[here] in inside and names[missing] not in inside:
+                raise ValueError(
+                    f"the {here} of shape {tuple(names[here].shape)} is in this parameter group "
+                    f"without its {missing} of shape {tuple(names[missing].shape)}; the curvature "
+                    "treats them as one matrix, so they must be in the same group "
+                    "(KFACRecorder(..., joint=False) takes them apart, which lets a companion have "
+                    "the bias)"
+                )
             kinds = (weight.dtype, weight.device), (bias.dtype, bias.device)
             if weight in inside and kinds[0] != kinds[1]:
                 raise ValueError(

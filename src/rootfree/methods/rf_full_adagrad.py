@@ -103,15 +103,9 @@ class RFFullAdagrad(BlockOptimizer):
     The paper's rule is ``safeguard=False``; use ``lr=0.1, precond_lr=0.1, momentum=0.0,
     nesterov=False`` with it, the earlier defaults.
 
-    The defaults were chosen on convex problems: logistic regression (breast cancer, digits), least
-    squares (diabetes; standardised, raw features, raw targets) and synthetic ones with condition
-    numbers of 10 to 10⁶, with batches of 32 to all data and 300 to 1,000 steps (2,000 in one). With
-    γ = 0 and γ = 1 they end at or below SGD (lr 0.1, momentum 0.9), or at most 0.3 % above it with
-    some seeds; 2 % on diabetes with features of 0.05 and targets of 150. Losses of SGD, of the
-    paper's rule with the earlier defaults, and of these: breast cancer, B = 128, 0.052, 0.62,
-    0.051; diabetes with raw targets, B = 64, 4,000, 29,100, 3,150; with raw features diverged,
-    0.92, 0.57. Where curvatures reach 10⁶ a run may still end above its start: standardise the
-    features, or lower ``lr``. The defaults were not tuned on networks.
+    The defaults were chosen on convex problems (see the page *The methods*), not on networks. Where
+    curvatures reach 10⁶ a run may still end above its start: standardise the features, or lower
+    ``lr``.
 
     Example:
         >>> import torch, rootfree

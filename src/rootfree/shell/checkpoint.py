@@ -242,15 +242,12 @@ def _check_tensor(
         raise StateMismatchError(f"{what} must not be negative")
     if local is not tensor:
         return  # rows of a matrix say no more
-    if positive and not bool((_diagonal(local) > 0).all()):
+    matrices = local.dim() == 3  # else it is (b, d), all diagonal
+    diagonal = local.diagonal(dim1=-2, dim2=-1) if matrices else local
+    if positive and not bool((diagonal > 0).all()):
         raise StateMismatchError(f"{what} must be positive definite")
     if name.startswith("factor") and local.numel() > 0 and not bool(local.any()):
         raise StateMismatchError(f"{what} must not be zero")
-
-
-def _diagonal(blocks: Tensor) -> Tensor:
-    """Of matrices (b, d, d); all of (b, d), which has nothing else."""
-    return blocks.diagonal(dim1=-2, dim2=-1) if blocks.dim() == 3 else blocks
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -244,18 +244,14 @@ def host_reads(device: torch.device) -> bool:
 def _plain_flag(tensors: list[Tensor]) -> Tensor:
     """1 if a number in tensors of one device is not finite, else 0: float32, on the device."""
     if host_reads(tensors[0].device):
-        return torch.tensor(0.0 if all_finite(tensors) else 1.0)
+        # Fast, and sure if it says yes; sums of squares overflow where no number does.
+        sizes = [norm.double() for norm in torch._foreach_norm(tensors)]
+        finite = bool(torch.stack(sizes).isfinite().all()) or _each_finite(tensors)
+        return torch.tensor(0.0 if finite else 1.0)
     norms = list(torch._foreach_norm(tensors, math.inf))
     if len({norm.dtype for norm in norms}) > 1:
         norms = [norm.double() for norm in norms]
     return 1 - torch.stack(norms).isfinite().all().float()
-
-
-def all_finite(gs: list[Tensor]) -> bool:
-    """Whether all numbers are finite; the host waits for the answer."""
-    # Fast, and sure if it says yes; sums of squares overflow where no number does.
-    norms = [norm.double() for norm in torch._foreach_norm(gs)] if gs else []
-    return not norms or bool(torch.stack(norms).isfinite().all()) or _each_finite(gs)
 
 
 def _each_finite(gs: Sequence[Tensor]) -> bool:

@@ -22,6 +22,8 @@ VECTOR, SCALAR, NORM, FREE = "vector", "scalar", "norm", "free parameter"
 
 #: Roles of parameters that map hidden features to hidden features.
 MATRICES = (HIDDEN, PACKED, ADAPTER)
+#: Roles of parameters with an axis for a vocabulary, and of those that usually do not decay.
+TABLES, VECTORS = (EMBEDDING, TIED), (VECTOR, SCALAR, NORM)
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 # The last one is the output map of an attention layer.
