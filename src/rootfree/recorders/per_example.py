@@ -67,8 +67,8 @@ class PerExampleFisherRecorder(Recorder):
             one output tensor. All other parameters keep the gradient outer product: see
             :meth:`summary`.
         loss: as in :class:`KFACRecorder`, for the check that ``backward`` makes.
-        scaler: the ``torch.amp.GradScaler`` in use, so that its factor is removed.
-        process_group: ranks that average gradients; None: this process alone.
+
+    ``scaler`` and ``process_group`` are those of :class:`KFACRecorder`.
 
     The first axis of the model's input must count the examples. Where the loss has several terms
     for each (tokens), `batch_size` is the number of terms and gᵢ belongs to all terms of example i.
@@ -188,9 +188,7 @@ class PerExampleFisherRecorder(Recorder):
 
     def _copies(self, module: nn.Module) -> dict[str, Tensor]:
         """The parameters of a module that torch.func treats: they are whole in its forward only."""
-        if isinstance(module, _BatchNorm) or any(
-            module in each.modules for each in self._layers.values()
-        ):
+        if isinstance(module, _BatchNorm) or module in self._layers:
             return {}
         return {n: p.detach().clone() for n, p in module.named_parameters(recurse=False)}
 

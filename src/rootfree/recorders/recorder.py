@@ -15,8 +15,7 @@ from typing_extensions import Self
 from rootfree.curvature import ParameterCurvature
 from rootfree.placement.local import is_sharded
 from rootfree.placement.unsharded import split_inside, unsharded
-from rootfree.recorders.loss_scale import LossScale
-from rootfree.recorders.losses import LOSSES, check_exact
+from rootfree.recorders.losses import LOSSES, LossScale, check_exact
 from rootfree.recorders.ranks import GradientRanks
 from rootfree.recorders.soundness import WholeGradients, which_have_examples_first
 from rootfree.shell.loss_terms import first_length

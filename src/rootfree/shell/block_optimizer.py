@@ -32,13 +32,13 @@ from rootfree.shell import compiled_step
 from rootfree.shell.block_layout import lay_out, stacks_of
 from rootfree.shell.gradients import dues_of, memory_of
 from rootfree.shell.groups import named
-from rootfree.shell.inspection import Factor, direction_of, factors_of
+from rootfree.shell.inspection import direction_of, factors_of
 from rootfree.shell.optimizer import RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, product_dtype
 from rootfree.shell.placing import Placing
 from rootfree.shell.step_counts import count_, first_count, read_clocks, with_clocks
 from rootfree.shell.summary import blocks_of
-from rootfree.shell.work import Group, GroupMemory, Work
+from rootfree.shell.work import Group, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's memory
 # (their temporaries have up to eight bytes an element).
@@ -140,8 +140,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _describe(self, p: Tensor, group: Group) -> str:
         return blocks_of(p, self._cut(p, group), self._pairs)
 
-    def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
-        return factors_of(self, p, group, row)
+    _factors = factors_of
 
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         return direction_of(self, p, group)
@@ -175,8 +174,7 @@ class BlockOptimizer(RootFreeOptimizer):
         for memory in self._memories.values():
             read_clocks(memory)
 
-    def _lay_out(self, memory: GroupMemory) -> None:
-        lay_out(self, memory)
+    _lay_out = lay_out
 
     @property
     def refreshes_next(self) -> bool:

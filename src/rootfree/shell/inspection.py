@@ -129,31 +129,25 @@ def update_rms(tail: Tail, p: Tensor, m: Tensor | None, u: Tensor | None) -> Ten
     return tail.lr * (rms if tail.rms is None else tail.rms * rms / rms.clamp(min=tail.least))
 
 
-def _block_factors(
-    row: Row, prefix: str, structures: tuple[Structure, ...], limit: float
-) -> list[Factor]:
-    """The factors of one tile: K with its limit, or S (S⁻¹ where that is all there is)."""
-    if not any(key.startswith(f"{prefix}inverse") for key in row):
-        names = [f"{prefix}factor{n}" for n in range(len(structures))]
-        return [Factor(k, s, row[k], limit) for k, s in zip(names, structures, strict=True)]
-    found = []
-    for n, s in enumerate(structures):
-        names = [f"{prefix}{kind}" for kind in (f"factor{n}", "factor", f"inverse{n}", "inverse")]
-        key = next(name for name in names if name in row)
-        found.append(Factor(key, Dense(s.d), row[key], matrix_limit(row[key].dtype), True))
-    return found
-
-
 def factors_of(optimizer: BlockOptimizer, p: Tensor, group: Group, row: Row) -> list[Factor]:
-    """The factors of all tiles of `p` that are here, given its state."""
+    """The factors of all tiles of `p` that are here, given its state.
+
+    They are K, or S where an inverse is kept beside it (S⁻¹ where that is all there is).
+    """
     found = []
+    half = group.get("matmul_dtype") == torch.float16
     for prefix, _, structures in optimizer._placing.cut_here(p, optimizer._cut(p, group)):
-        names = (prefix + "factor", prefix + "inverse")
-        kept = next(t.dtype for key, t in row.items() if key.startswith(names))
-        half = group.get("matmul_dtype") == torch.float16
         products = torch.float16 if half else optimizer._products(p, structures, group)
-        limit = factor_limit(kept, products, beta2=optimizer._rate(group))
-        found += _block_factors(row, prefix, structures, limit)
+        inverted = any(key.startswith(f"{prefix}inverse") for key in row)
+        for n, structure in enumerate(structures):
+            kinds = (f"factor{n}", "factor", f"inverse{n}", "inverse")
+            key = next(prefix + kind for kind in kinds if prefix + kind in row)
+            kept = row[key].dtype
+            if inverted:
+                found.append(Factor(key, Dense(structure.d), row[key], matrix_limit(kept), True))
+            else:
+                limit = factor_limit(kept, products, beta2=optimizer._rate(group))
+                found.append(Factor(key, structure, row[key], limit))
     return found
 
 
