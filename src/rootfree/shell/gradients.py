@@ -48,8 +48,9 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
         memory = None if torch.compiler.is_compiling() else memory_of(optimizer, group)
         places = places_of(params) if memory is None else memory.places
         gs = [p.grad for p in params]
-        for i in elsewhere.get(id(group), ()):
-            gs[i] = torch.zeros_like(params[i])
+        if elsewhere:  # torch.compile before 2.13 knows no id() of a dict
+            for i in elsewhere.get(id(group), ()):
+                gs[i] = torch.zeros_like(params[i])
         dues = [True] * len(gs) if memory is None else dues_of(memory)
         due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
         refresh = due.pop() if len(due) == 1 else None  # None: some of them
@@ -111,6 +112,8 @@ def dues_of(memory: GroupMemory) -> list[bool]:
 
 def advance_clocks(optimizer: RootFreeOptimizer, work: Iterable[Work]) -> None:
     """Count a step for what was updated; diagonal methods and AdamW have no clock."""
+    if torch.compiler.is_compiling():  # a diagonal method
+        return
     for w in work:
         memory = optimizer._memories.get(id(w.group))
         if memory is None or memory.steps is None:
