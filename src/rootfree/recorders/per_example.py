@@ -68,7 +68,7 @@ class PerExampleFisherRecorder(Recorder):
             :meth:`summary`.
         loss: as in :class:`KFACRecorder`, for the check that ``backward`` makes.
 
-    ``scaler`` and ``process_group`` are those of :class:`KFACRecorder`.
+    ``scaler`` and ``process_group`` are those of :class:`rootfree.KFACRecorder`.
 
     The first axis of the model's input must count the examples. Where the loss has several terms
     for each (tokens), `batch_size` is the number of terms and gᵢ belongs to all terms of example i.

@@ -26,7 +26,7 @@ class HutchinsonDiagonal(Recorder):
         model: its trained parameters are differentiated.
         samples: S, products with the Hessian a batch.
 
-    The other arguments are those of :class:`KFACRecorder`; ``seed`` is that of the probes.
+    The other arguments are those of :class:`rootfree.KFACRecorder`; ``seed`` is that of the probes.
 
     ``backward(loss)`` replaces ``loss.backward()`` and makes, in addition, one backward pass that
     keeps its graph and one pass over that graph for each probe. Everything in the model must be
@@ -114,7 +114,7 @@ class MonteCarloFisherRecorder(Recorder):
         loss: "cross_entropy", "mse" or "binary_cross_entropy".
         samples: S, backward passes a batch; S gradients are kept until the step.
 
-    The other arguments are those of :class:`KFACRecorder`. The loss is given to :meth:`backward`
+    The other arguments are those of :class:`rootfree.KFACRecorder`. The loss is given to :meth:`backward`
     with the model's outputs.
 
     Example:
