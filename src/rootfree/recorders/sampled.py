@@ -114,8 +114,8 @@ class MonteCarloFisherRecorder(Recorder):
         loss: "cross_entropy", "mse" or "binary_cross_entropy".
         samples: S, backward passes a batch; S gradients are kept until the step.
 
-    The other arguments are those of :class:`rootfree.KFACRecorder`. The loss is given to :meth:`backward`
-    with the model's outputs.
+    The other arguments are those of :class:`rootfree.KFACRecorder`. The loss is given to
+    :meth:`backward` with the model's outputs.
 
     Example:
         >>> import torch, rootfree

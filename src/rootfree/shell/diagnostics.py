@@ -179,8 +179,12 @@ def _on_host(tree: Any) -> Any:
     tensors: dict[torch.device, list[Tensor]] = {}
     _mapped(tree, lambda t: tensors.setdefault(t.device, []).append(t.double().reshape(())))
     numbers = {device: iter(torch.stack(each).tolist()) for device, each in tensors.items()}
-    kinds = {True: float, False: int}
-    return _mapped(tree, lambda t: kinds[t.is_floating_point()](next(numbers[t.device])))
+
+    def number(t: Tensor) -> float:
+        found = next(numbers[t.device])
+        return found if t.is_floating_point() else int(found)
+
+    return _mapped(tree, number)
 
 
 def _mapped(tree: Any, function: Callable[[Tensor], Any]) -> Any:
