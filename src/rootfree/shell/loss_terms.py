@@ -82,11 +82,6 @@ def class_axis(shape: Size, ids: Size) -> int | None:
     return 1 if len(shape) > 2 and Size([shape[0], *shape[2:]]) == ids else None
 
 
-def used_positions(gradient: Tensor, axis: int) -> Tensor:
-    """Where a loss depends on an output: a position that it leaves out has zeros alone."""
-    return (gradient.detach() != 0).any(axis).flatten()
-
-
 def labels_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """The labels among the arguments, if there are any."""
     return next(_named("labels", (args, kwargs)), None)

@@ -29,8 +29,8 @@ def check_shapes(optimizer: RootFreeOptimizer) -> None:
 
 def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     """Complete a group's state, have it laid out, and remember that.  Changes the optimizer."""
-    check_shapes(optimizer)  # parameters may be new
-    settle(optimizer, group)
+    settle(optimizer, group)  # parameters may be new
+    check_shapes(optimizer)
     params, state = list(group["params"]), optimizer.state
     # Frameworks replace parameters by their shards: what is in no group has no state.
     known = {p for each in optimizer.param_groups for p in each["params"]}

@@ -233,7 +233,7 @@ class RootFreeOptimizer(Optimizer, Method):
         """
         return self._watch.skipped
 
-    _remember = _disable_dynamo(remember)
+    _remember = _disable_dynamo(remember)  #: makes what is known of a group anew
 
     def _tail(self, group: Group) -> Tail:
         """The tail of the heavy-ball methods."""
