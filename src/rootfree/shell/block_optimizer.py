@@ -59,6 +59,9 @@ class BlockOptimizer(RootFreeOptimizer):
     _recorder: GraphRecorder | None = None  # one for all stacks: they never run at the same time
     _placed: Placing | None = None  # made when it is needed; copies start without
 
+    _lay_out = lay_out  # in block_layout.py
+    _factors = factors_of  # in inspection.py
+
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
         kept["state"] = defaultdict(dict, with_clocks(self._memories.values(), kept["state"]))
@@ -140,8 +143,6 @@ class BlockOptimizer(RootFreeOptimizer):
     def _describe(self, p: Tensor, group: Group) -> str:
         return blocks_of(p, self._cut(p, group), self._pairs)
 
-    _factors = factors_of
-
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         return direction_of(self, p, group)
 
@@ -173,8 +174,6 @@ class BlockOptimizer(RootFreeOptimizer):
         super().load_state_dict(state_dict)
         for memory in self._memories.values():
             read_clocks(memory)
-
-    _lay_out = lay_out
 
     @property
     def refreshes_next(self) -> bool:
