@@ -36,6 +36,7 @@ class Recorder(ABC):
     _records: dict[Any, Any]  # by parameter, layer or module: what `of` uses
     _context: object  # gradients of an earlier context's graphs are not counted
     _reduced: bool  # whether the ranks' recordings are summed up
+    _size = 1  # ranks that average gradients, when the context was entered
     _divisor = 1.0  # by what the sum of their gradients is divided
     _n: int | None  # examples in the model's input; None: not known
     _misfit: str | None  # why a pass that was seen could not be recorded
@@ -110,7 +111,8 @@ class Recorder(ABC):
 
     def _check_terms(self, batch_size: int) -> None:
         """Raise RuntimeError where the loss seen by `backward` contradicts `batch_size`."""
-        self._scale.check(batch_size)
+        if self.loss is not None:
+            self._scale.check(batch_size)
 
     @abstractmethod
     def _describe(self, p: nn.Parameter) -> str:
@@ -247,7 +249,7 @@ class Recorder(ABC):
 
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise RuntimeError when there is nothing recorded that fits these parameters."""
-        problem, together = self._problem(params), self._ranks.size > 1 and not self._reduced
+        problem, together = self._problem(params), self._size > 1 and not self._reduced
         if together:  # those that are content would wait for the others
             problem = self._ranks.first(problem)
         if problem is not None:
@@ -289,6 +291,7 @@ class Recorder(ABC):
         self._drop()
         self._scale.clear()
         self._ranks.meet()
+        self._size = self._ranks.size
 
     def _drop(self) -> None:
         self._records = {}
