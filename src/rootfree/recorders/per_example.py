@@ -147,14 +147,7 @@ class PerExampleFisherRecorder(Recorder):
         fits = len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)
         if not fits or (self._n is not None and self._n != len(inputs[0])):
             self._strangers.add(module)  # no example axis, or not one tensor in and one out
-            count = "examples" if self._n is None else f"{self._n} examples"
-            shapes = [tuple(x.shape) for x in inputs if isinstance(x, Tensor)]
-            self._misfit = (
-                "PerExampleFisherRecorder could record no module: each must have one input tensor, "
-                f"with the {count} of the model's input on its first axis, but "
-                f"{type(module).__name__} got {', '.join(map(str, shapes)) or 'no tensor'}. Where "
-                "a model splits its batch, give it the parts one by one, inside one context"
-            )
+            self._misfit = self._misfit or self._why_not(module, inputs)
             return
         if output.requires_grad:
             x = inputs[0].detach()
@@ -163,6 +156,17 @@ class PerExampleFisherRecorder(Recorder):
             params = self._copies(module) if self._sharded else {}
             hook = partial(self._on_gradient, context, module, x, x._version, params)
             output.register_hook(hook)
+
+    def _why_not(self, module: nn.Module, inputs: list[Any]) -> str:
+        """Why a module is not recorded, for where none is."""
+        count = "examples" if self._n is None else f"{self._n} examples"
+        shapes = [str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor)]
+        return (
+            "PerExampleFisherRecorder could record no module: each must have one input tensor, "
+            f"with the {count} of the model's input on its first axis, but {type(module).__name__} "
+            f"got {', '.join(shapes) or 'no tensor'}. Where a model splits its batch, make a new "
+            "recorder and give the model the parts one by one, inside one context"
+        )
 
     @_disable_dynamo
     def _on_gradient(
