@@ -14,8 +14,6 @@ from torch import Tensor
 
 from rootfree.layout.tiles import Piece, Tile, pieces_of
 
-Ints = tuple[int, ...]
-
 
 class JointPairs:
     """Which parameters are preconditioned together, and what that makes of their shapes."""
@@ -96,13 +94,6 @@ def _joint_pieces(weight: Tensor, bias: Tensor, tile: Tile) -> list[Piece]:
     """The blocks of [W b], each as parts of rows that are in W and of the bias column."""
     inputs = math.prod(weight.shape[1:])
     pieces = []
-
-    def add(
-        p: Tensor, counts: Ints, sizes: Ints, strides: Ints, offset: int, stack: Ints, at: int
-    ) -> None:
-        if math.prod((*counts, *sizes)) > 0:
-            pieces.append(Piece(p, counts, sizes, strides, offset, stack, at))
-
     if len(tile.view) == 1:  # the matrix as one vector: row by row
         ((begin, count, size),) = tile.runs
         for block in range(begin, begin + count * size, size):
@@ -110,15 +101,20 @@ def _joint_pieces(weight: Tensor, bias: Tensor, tile: Tile) -> list[Piece]:
                 first = row * (inputs + 1)
                 start, end = max(block, first), min(block + size, first + inputs + 1)
                 columns = min(end, first + inputs) - start
-                add(weight, (), (columns,), (1,), start - row, (1,), start - begin)
-                add(bias, (), (end - start - columns,), (1,), row, (1,), end - 1 - begin)
-        return pieces
-    (r0, rc, rs), (c0, cc, cs) = tile.runs
-    stack = (cc * rs * cs, rs * cs, cs, 1)
-    last = c0 + cc * cs == inputs + 1  # whether the bias is in the last blocks of each row
-    whole = cc - last
-    along, first = (rs * inputs, cs, inputs, 1), r0 * inputs + c0
-    add(weight, (rc, whole), (rs, cs), along, first, stack, 0)
-    add(weight, (rc, last), (rs, cs - 1), along, first + whole * cs, stack, whole * rs * cs)
-    add(bias, (rc, last), (rs, 1), (rs, 0, 1, 0), r0, stack, whole * rs * cs + cs - 1)
-    return pieces
+                rest = end - start - columns
+                pieces += [
+                    Piece(weight, (), (columns,), (1,), start - row, (1,), start - begin),
+                    Piece(bias, (), (rest,), (1,), row, (1,), end - 1 - begin),
+                ]
+    else:
+        (r0, rc, rs), (c0, cc, cs) = tile.runs
+        stack = (cc * rs * cs, rs * cs, cs, 1)
+        last = c0 + cc * cs == inputs + 1  # whether the bias is in the last blocks of each row
+        whole, along, at = cc - last, (rs * inputs, cs, inputs, 1), r0 * inputs + c0
+        end = whole * rs * cs  # of the blocks that are all in W
+        pieces = [
+            Piece(weight, (rc, whole), (rs, cs), along, at, stack, 0),
+            Piece(weight, (rc, last), (rs, cs - 1), along, at + whole * cs, stack, end),
+            Piece(bias, (rc, last), (rs, 1), (rs, 0, 1, 0), r0, stack, end + cs - 1),
+        ]
+    return [piece for piece in pieces if math.prod((*piece.counts, *piece.sizes)) > 0]

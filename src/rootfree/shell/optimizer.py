@@ -81,21 +81,18 @@ class RootFreeOptimizer(Optimizer, Method):
             params = list(params)
         self._placement = claimed_placement(given)
         with self._agreement.telling(params):
-            self._set_up(params, given)
-
-    def _set_up(self, params: ParamsT, given: Mapping[str, Any]) -> None:
-        checked_placement(given)
-        kernel_devices(given["fused"])  # what is no value of it is refused
-        check_switches(given)
-        self._fused, self._capturable = given["fused"], given["capturable"]
-        self._watch = Watch(given["nonfinite"], fused=given["fused"])
-        if given["curvature"] is not None:
-            self._curvature = CurvatureSource(given["curvature"])
-            self._pairs = self._curvature.pairs
-        # The method's name travels in the checkpoint, so that another method's is refused.
-        options = {name: given[name] for name in self.options}
-        super().__init__(params, {**options, "method": type(self).__name__})
-        check_shapes(self)
+            checked_placement(given)
+            kernel_devices(given["fused"])  # what is no value of it is refused
+            check_switches(given)
+            self._fused, self._capturable = given["fused"], given["capturable"]
+            self._watch = Watch(given["nonfinite"], fused=given["fused"])
+            if given["curvature"] is not None:
+                self._curvature = CurvatureSource(given["curvature"])
+                self._pairs = self._curvature.pairs
+            # The method's name travels in the checkpoint, so that another method's is refused.
+            options = {name: given[name] for name in self.options}
+            super().__init__(params, {**options, "method": type(self).__name__})
+            check_shapes(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
