@@ -13,11 +13,10 @@ from rootfree.kernels.plan import kernels_run
 from rootfree.kernels.rounding import widened
 from rootfree.placement.local import is_sharded
 from rootfree.rules import diagonal as rules
-from rootfree.shell.inspection import Factor, diagonal_limit
+from rootfree.shell.inspection import Factor, diagonal_factors
 from rootfree.shell.optimizer import RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
 from rootfree.shell.work import Group, Work, portions_of
-from rootfree.structures import Diagonal
 
 # Elements that are updated together where a copy of them is taken first.
 AT_ONCE = 2**26
@@ -38,12 +37,9 @@ class DiagonalOptimizer(RootFreeOptimizer):
         return "diagonal"
 
     def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
-        s = row["preconditioner"].flatten()
-        if len(s) == 0:
-            return []
-        curvature = (s.to(working_dtype(p)) + group["damping"]).unsqueeze(0)
-        limit = diagonal_limit(s.dtype)
-        return [Factor("preconditioner", Diagonal(len(s)), curvature, limit)]
+        s = row["preconditioner"]
+        curvature = s.to(working_dtype(p)) + group["damping"]
+        return diagonal_factors("preconditioner", curvature, s.dtype)
 
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         if is_sharded(p) or p.grad is None:

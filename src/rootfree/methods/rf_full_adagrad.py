@@ -11,7 +11,6 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, Curvature, OuterProducts
 from rootfree.kernels.plan import Group, State, Structures
-from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.safeguard import bounded, damping, in_unit_, safeguard_state, unit_size
 from rootfree.placement.sharded import Sharded
@@ -118,6 +117,7 @@ class RFFullAdagrad(BlockOptimizer):
 
     options = {**BLOCK_OPTIONS, "precond_lr": Real(), "safeguard": boolean}
     _direction = staticmethod(_direction)
+    _flat = True
 
     def __init__(
         self,
@@ -158,9 +158,6 @@ class RFFullAdagrad(BlockOptimizer):
                 f"got {values['precond_lr']!r}"
             )
         return values
-
-    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
-        return flat_tiles(self._pairs.shape_of(p), block_size=group["block_size"])
 
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         (dense,) = structures

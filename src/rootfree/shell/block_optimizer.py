@@ -21,7 +21,7 @@ from rootfree.kernels.graphs import GraphRecorder, Recordings
 from rootfree.kernels.halves import joined
 from rootfree.kernels.plan import State, Structures
 from rootfree.kernels.stack import Part
-from rootfree.layout.structured import structured_tiles
+from rootfree.layout.structured import flat_tiles, structured_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.placement.homes import Home
 from rootfree.placement.local import is_sharded
@@ -50,6 +50,9 @@ class BlockOptimizer(RootFreeOptimizer):
 
     _has_companions = True
     _elements_at_once = None  # buckets have all their members at once
+
+    #: whether a parameter is one vector with a dense factor, not a tensor with one for each axis
+    _flat: ClassVar[bool] = False
 
     _handle: int  #: by which a compiled graph finds the optimizer
 
@@ -100,11 +103,6 @@ class BlockOptimizer(RootFreeOptimizer):
     def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
         self._placing.settle(params, cuts, ranks, divided=self._placement is not None)
 
-    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
-        """How `p` is cut, and the structure of the factor of each axis."""
-        structure, shape = group.get("structure", "dense"), self._pairs.shape_of(p)
-        return structured_tiles(shape, structure=structure, block_size=group["block_size"])
-
     @abstractmethod
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         """State of the tile's blocks; every tensor has the blocks as its first axis."""
@@ -132,13 +130,16 @@ class BlockOptimizer(RootFreeOptimizer):
         return {**state, **parameter_state(like, group, fill, salt=len(self.state))}
 
     def _cut(self, p: Tensor, group: Group) -> list[tuple[str, Tile, Structures]]:
-        """The tiles that `p` has a preconditioner for, with the prefix of their keys."""
+        """How `p` is cut: the prefix of the keys of each tile, the tile, structures of its axes."""
         if p.numel() == 0 or self._pairs.owner(p) is not p:
             return []
-        return [
-            (f"block{i}.", tile, structures)
-            for i, (tile, structures) in enumerate(self._tiles(p, group))
-        ]
+        shape, size = self._pairs.shape_of(p), group["block_size"]
+        if self._flat:
+            tiles = flat_tiles(shape, block_size=size)
+        else:
+            structure = group.get("structure", "dense")
+            tiles = structured_tiles(shape, structure=structure, block_size=size)
+        return [(f"block{i}.", *each) for i, each in enumerate(tiles)]
 
     def _describe(self, p: Tensor, group: Group) -> str:
         return blocks_of(p, self._cut(p, group), self._pairs)

@@ -20,10 +20,9 @@ from torch.optim.adamw import adamw
 from rootfree.kernels.finite import unchanged_if
 from rootfree.rules.momentum import Tail
 from rootfree.shell.checks import OneOf, Real, averaging_pair, boolean, learning_rate
-from rootfree.shell.inspection import Factor, diagonal_limit, update_rms
+from rootfree.shell.inspection import Factor, diagonal_factors, update_rms
 from rootfree.shell.method import Method
 from rootfree.shell.work import Group, Work
-from rootfree.structures import Diagonal
 
 companion_name = OneOf((None, "adamw"))
 
@@ -57,11 +56,8 @@ class AdamW(Method):
         return "AdamW"
 
     def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
-        v = row["exp_avg_sq"].flatten()
-        if len(v) == 0:
-            return []
-        root = (v.sqrt() + group["eps"]).unsqueeze(0)
-        return [Factor("exp_avg_sq", Diagonal(len(v)), root, diagonal_limit(v.dtype))]
+        v = row["exp_avg_sq"]
+        return diagonal_factors("exp_avg_sq", v.sqrt() + group["eps"], v.dtype)
 
     def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         if p.numel() == 0:

@@ -58,7 +58,7 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
             None if g is None else (place, g.dtype, g.layout, refresh is None and d)
             for place, g, d in zip(places, gs, dues, strict=True)
         ]
-        work = None if memory is None else memory.work_for(kinds)
+        work = None if memory is None else _remembered(memory, kinds)
         if work is None:
             rows = [optimizer.state[p] for p in params] if memory is None else memory.rows
             work = sorted_work(group, kinds, rows, elements_at_once=optimizer._elements_at_once)
@@ -72,6 +72,11 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
             w.refresh = refresh if refresh is not None else dues[w.where[0]]
         found += work
     return found
+
+
+def _remembered(memory: GroupMemory, kinds: list[Any]) -> list[Work] | None:
+    """What was found for gradients of these kinds before, if that is remembered."""
+    return next((work for known, work in memory.patterns if known == kinds), None)
 
 
 def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:

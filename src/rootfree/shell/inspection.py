@@ -18,7 +18,7 @@ from rootfree.shell.gradients import memory_of
 from rootfree.shell.parameter_state import working_dtype
 from rootfree.shell.summary import named_groups
 from rootfree.shell.work import Group
-from rootfree.structures import Dense, Structure, frobenius_norm
+from rootfree.structures import Dense, Diagonal, Structure, frobenius_norm
 from rootfree.structures.base import wide_dtype
 from rootfree.structures.conditions import condition, unit_diagonal
 
@@ -53,20 +53,26 @@ def matrix_limit(dtype: torch.dtype) -> float:
     return 0.1 / torch.finfo(dtype).eps
 
 
-def diagonal_limit(dtype: torch.dtype) -> float:
-    """The ratio of two numbers whose squares are not both in range; elements do not mix."""
-    return math.sqrt(torch.finfo(dtype).max)
+def diagonal_factors(name: str, d: Tensor, kept: torch.dtype) -> list[Factor]:
+    """A diagonal preconditioner that is kept in a dtype; none where there are no elements.
+
+    The limit is the ratio of two numbers whose squares are not both in range; elements do not mix.
+    """
+    if d.numel() == 0:
+        return []
+    limit = math.sqrt(torch.finfo(kept).max)
+    return [Factor(name, Diagonal(d.numel()), d.reshape(1, -1), limit)]
 
 
 def measured_parameters(
     optimizer: RootFreeOptimizer, *, conditions: bool
 ) -> list[ParameterDiagnostics]:
     """All parameters, with tensors on their devices in the place of numbers."""
-    found = []
-    for group, names in named_groups(optimizer.param_groups):
-        for name, p in zip(names, group["params"], strict=True):
-            found.append(_measured(optimizer, str(name), p, group, conditions=conditions))
-    return found
+    return [
+        _measured(optimizer, str(name), p, group, conditions=conditions)
+        for group, names in named_groups(optimizer.param_groups)
+        for name, p in zip(names, group["params"], strict=True)
+    ]
 
 
 def _measured(
