@@ -83,6 +83,10 @@ class GroupMemory:
     owners: dict[int, int] = field(default_factory=dict)  # of biases in joint pairs: the weight
     patterns: list[tuple[list[Kind], list[Work]]] = field(default_factory=list)
 
+    def remember(self, kinds: list[Kind], work: list[Work]) -> None:
+        """Remember the work for these kinds, and forget the oldest."""
+        self.patterns[:] = [(kinds, work), *self.patterns[: MOST_PATTERNS - 1]]
+
 
 def sorted_work(
     group: Group,
