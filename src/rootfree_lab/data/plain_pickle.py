@@ -1,4 +1,4 @@
-"""Pickles read as data: Python's own machine for their opcodes, which calls nothing here.
+"""Pickles read as data: a small machine for their opcodes that calls nothing.
 
 A pickle says how to make objects: push a name, push arguments, call. Here a call is only written
 down (`Made`), and the readers of data sets take out of that what they expect: arrays of numbers,
@@ -8,10 +8,9 @@ lists, dictionaries. Nothing a file names is imported, and no memory is interpre
 from __future__ import annotations
 
 import math
-import pickle
+import pickletools
 import re
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -32,15 +31,6 @@ class Name:
     text: str  # module.name
 
 
-class _Table(dict[Key, Any]):
-    """A dictionary that plain keys alone can be put into."""
-
-    def __setitem__(self, key: Key, value: Any) -> None:
-        if not isinstance(key, (str, bytes, int)):
-            raise PickleError("a dictionary has a key that is neither text nor a whole number")
-        super().__setitem__(key, value)
-
-
 @dataclass(eq=False)
 class Made:
     """A call that a pickle asks for: of which name, with which arguments, state and items."""
@@ -48,70 +38,101 @@ class Made:
     name: str
     args: tuple[Any, ...]
     state: Any = None
-    items: dict[Key, Any] = field(default_factory=_Table)
+    items: dict[Key, Any] = field(default_factory=dict)
 
-    def __setitem__(self, key: Key, value: Any) -> None:
-        self.items[key] = value
+
+class _Mark:
+    """Where a group of values begins on the stack."""
+
+
+_MARK = _Mark()
+_CONSTANTS = {
+    "NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (),
+}  # fmt: skip
+_VALUES = (
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT", "UNICODE",
+    "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+)  # fmt: skip
+_STRINGS = ("STRING", "BINSTRING", "SHORT_BINSTRING")  # of Python 2: bytes
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_SKIPPED = ("PROTO", "FRAME")
 
 
 def read_plain(content: bytes) -> Any:
     """What a pickle holds: numbers, text, bytes, lists, tuples, dictionaries; calls as `Made`."""
-    try:
-        return _Machine(content).load()
-    except PickleError:
-        raise
-    except Exception as error:  # the machine takes for granted that a pickle is one
-        raise PickleError(f"it is no pickle of plain data ({type(error).__name__})") from error
+    machine = _Machine(allowance=len(content))
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name == "STOP":
+            return machine.pop()
+        machine.run(opcode.name, argument)
+    raise PickleError("it ends before its end")
 
 
-# In Python, not in C: memory is not reserved for what a file only says that it has.
-_PYTHONS: Any = pickle._Unpickler  # type: ignore[attr-defined]
-_OPCODES = (
-    "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT",
-    "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE",
-    "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "STRING",
-    "BINSTRING", "SHORT_BINSTRING", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
-    "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "GLOBAL", "STACK_GLOBAL",
-    "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET",
-)  # fmt: skip
+class _Machine:
+    def __init__(self, *, allowance: int) -> None:
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._allowance = allowance  # characters that may yet be copied: no more than there are
 
+    def pop(self) -> Any:
+        if not self._stack or self._stack[-1] is _MARK:
+            raise PickleError("it takes more from its stack than is there")
+        return self._stack.pop()
 
-class _Machine(_PYTHONS):  # type: ignore[misc]
-    dispatch = {code: _PYTHONS.dispatch[code] for code in (vars(pickle)[n][0] for n in _OPCODES)}
+    def run(self, name: str, argument: Any) -> None:
+        """Carry out one opcode."""
+        push = self._stack.append
+        if name in _VALUES:
+            push(argument)
+        elif name in _STRINGS:
+            push(str(argument).encode("latin-1"))
+        elif name in _CONSTANTS:
+            push(_CONSTANTS[name])
+        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
+            push([] if name == "EMPTY_LIST" else {})
+        elif name == "MARK":
+            push(_MARK)
+        elif name in _TUPLES:
+            push(tuple(reversed([self.pop() for _ in range(_TUPLES[name])])))
+        elif name in ("TUPLE", "LIST"):
+            values = self._since_mark()
+            push(tuple(values) if name == "TUPLE" else values)
+        elif name == "DICT":
+            push(_pairs(self._since_mark()))
+        elif name in ("APPEND", "APPENDS"):
+            values = [self.pop()] if name == "APPEND" else self._since_mark()
+            self._top(list).extend(values)
+        elif name in ("SETITEM", "SETITEMS"):
+            values = self._two() if name == "SETITEM" else self._since_mark()
+            owner = self._top((dict, Made))
+            (owner.items if isinstance(owner, Made) else owner).update(_pairs(values))
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            words = str(argument).split(" ") if name == "GLOBAL" else self._two()
+            push(Name(".".join(self._counted(_text(word)) for word in words)))
+        elif name in ("REDUCE", "NEWOBJ"):
+            of, args = self._two()
+            push(self._made(of, args))
+        elif name == "BUILD":
+            state = self.pop()
+            self._top(Made).state = state
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
+            self._memo[len(self._memo) if name == "MEMOIZE" else argument] = self._top(object)
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            push(self._memo[argument])
+        elif name in ("POP", "POP_MARK"):
+            self.pop() if name == "POP" else self._since_mark()
+        elif name not in _SKIPPED:
+            raise PickleError(f"it has the opcode {name}")
 
-    def __init__(self, content: bytes) -> None:
-        super().__init__(BytesIO(content), encoding="bytes")  # strings of Python 2
-        self._allowance = len(content)  # characters that may yet be copied: no more than there are
-
-    def find_class(self, module: str, name: str) -> Name:
-        return Name(f"{self._counted(module)}.{self._counted(name)}")
-
-    def _empty_dict(self) -> None:
-        self.append(_Table())
-
-    def _dict(self) -> None:
-        values, table = self.pop_mark(), _Table()
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            table[key] = value
-        self.append(table)
-
-    def _build(self) -> None:
-        state, made = self.stack.pop(), self.stack[-1]
-        if not isinstance(made, Made):
-            raise PickleError(f"it changes a {type(made).__name__}")
-        made.state = state
-
-    def _reduce(self) -> None:
-        args, of = self.stack.pop(), self.stack.pop()
+    def _made(self, of: Any, args: Any) -> Any:
         if not isinstance(of, Name) or not isinstance(args, tuple):
             raise PickleError("it calls what is no name")
-        made: Any = Made(of.text, args)
         # Python 3 writes bytes in the old protocols as text, to be encoded.
         if of.text == "_codecs.encode" and args and isinstance(args[0], str):
-            made = self._counted(args[0]).encode("latin-1")
-        elif of.text in ("builtins.bytes", "__builtin__.bytes") and not args:
-            made = b""
-        self.append(made)
+            return self._counted(args[0]).encode("latin-1")
+        if of.text in ("builtins.bytes", "__builtin__.bytes") and not args:
+            return b""
+        return Made(of.text, args)
 
     def _counted(self, text: str) -> str:
         """Text that is about to be copied: one that is remembered could be copied for ever."""
@@ -120,8 +141,32 @@ class _Machine(_PYTHONS):  # type: ignore[misc]
             raise PickleError("it copies more text than it has")
         return text
 
-    dispatch |= {pickle.EMPTY_DICT[0]: _empty_dict, pickle.DICT[0]: _dict, pickle.BUILD[0]: _build}
-    dispatch |= {pickle.REDUCE[0]: _reduce, pickle.NEWOBJ[0]: _reduce}
+    def _two(self) -> list[Any]:
+        second = self.pop()
+        return [self.pop(), second]
+
+    def _since_mark(self) -> list[Any]:
+        for i in range(len(self._stack) - 1, -1, -1):
+            if self._stack[i] is _MARK:
+                values = self._stack[i + 1 :]
+                del self._stack[i:]
+                return values
+        raise PickleError("it has no mark")
+
+    def _top(self, kind: Any) -> Any:
+        value = self.pop()
+        self._stack.append(value)
+        if not isinstance(value, kind):
+            raise PickleError(f"it changes a {type(value).__name__}")
+        return value
+
+
+def _pairs(values: list[Any]) -> dict[Key, Any]:
+    if len(values) % 2:
+        raise PickleError("a dictionary has a key without a value")
+    if not all(isinstance(key, (str, bytes, int)) for key in values[::2]):
+        raise PickleError("a dictionary has a key that is neither text nor a whole number")
+    return dict(zip(values[::2], values[1::2], strict=True))
 
 
 def _text(value: Any) -> str:
