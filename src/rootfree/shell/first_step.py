@@ -1,0 +1,137 @@
+"""What a rank asks others before the first step with parameters that it shares with nobody.
+
+Another rank may have been told to share such parameters: then both are wrong. And ranks that have
+copies of them under `DistributedDataParallel`, which averages gradients and looks at nothing else,
+keep their copies alike only if all of them do the same. Both are asked once, by notes in the store
+that connected the ranks. The backward pass has brought the ranks together just before, so that
+nobody has to wait for long.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rootfree.placement.data_parallel import copies_under_ddp
+from rootfree.placement.meeting import Comparison, go_alone, missed
+from rootfree.placement.processes import PATIENCE
+from rootfree.placement.ranks import PROBLEM, PlacementError, difference
+from rootfree.shell.said import COUNTING, asked, description_of, plain_options
+
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
+
+_PARAMETER = "parameter "
+_ABOUT = "step()"
+_LATE = (
+    "other ranks have copies of the parameters under DistributedDataParallel, but did not come to "
+    f"step() within {PATIENCE:.0f} seconds. This rank goes on; whether they were told the same is "
+    "not known yet"
+)
+
+
+class FirstStep:
+    """What is still to be asked, and what has not been answered yet."""
+
+    def __init__(self) -> None:
+        self._new: list[str] = []  # parameters that nobody was asked about, by what they are
+        self._open: list[Comparison] = []
+        self._refused: str | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether the next step has to ask."""
+        return bool(self._new or self._open)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it is known that the next step is an error."""
+        return self._refused is not None
+
+    def refuse(self, problem: str) -> None:
+        """Let every step be an error, on all ranks, instead of this moment on this one.
+
+        The others may be waiting for this rank in the backward pass: they come to their own step
+        if it comes to that.
+        """
+        self._refused = problem
+        warnings.warn(f"{problem}. The first step will be an error on every rank", stacklevel=2)
+
+    def expect(self, params: Sequence[Tensor]) -> None:
+        """Note that there are parameters that this rank shares with nobody."""
+        about = description_of(params)
+        if go_alone(about):
+            self._new.append(about)
+
+    def ask(
+        self,
+        optimizer: RootFreeOptimizer,
+        counts: Sequence[Sequence[int]],
+        trouble: Exception | None,
+    ) -> Exception | None:
+        """What keeps this rank from its step, or another from its own; None: nothing does.
+
+        `counts`: the steps taken so far, by group; `trouble`: what was found here already.
+        """
+        refused = next(filter(None, [self._refused, *map(missed, self._new)]), None)
+        mine = trouble or (None if refused is None else PlacementError(refused))
+        if self._new:
+            self._open = list(_comparisons(optimizer, counts, mine))
+            if not all(each.wait() for each in self._open):
+                warnings.warn(_LATE, stacklevel=2)
+        found = next(filter(None, [each.found() for each in self._open]), None)
+        mine = mine or (None if found is None else PlacementError(found))
+        if mine is None:  # else the next step asks again
+            self._new = []
+            self._open = [each for each in self._open if not each.is_over()]
+        return mine
+
+
+def _comparisons(
+    optimizer: RootFreeOptimizer, counts: Sequence[Sequence[int]], mine: Exception | None
+) -> Iterator[Comparison]:
+    """What this rank says to those that have copies of its parameters."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for ranks, names in copies_under_ddp(params).items():
+        said = dict(_said(optimizer, names, counts))
+        if mine is not None:
+            said = {PROBLEM: str(mine), **_parameters(said)}
+        yield Comparison(ranks, said, _difference)
+
+
+def _said(
+    optimizer: RootFreeOptimizer, names: Mapping[int, str], counts: Sequence[Sequence[int]]
+) -> Iterator[tuple[str, Any]]:
+    """What must be the same on all ranks with copies of these parameters, by what it is."""
+    yield "method", type(optimizer).__name__
+    yield from asked(optimizer).items()
+    yield COUNTING, optimizer._batch_counter is not None
+    groups = [
+        (group, steps)
+        for group, steps in zip(optimizer.param_groups, counts, strict=True)
+        if any(id(p) in names for p in group["params"])
+    ]
+    for n, (group, steps) in enumerate(groups):
+        known = {"companion", *optimizer._of(group).options}
+        for name, value in plain_options(group).items():
+            if name in known:  # other keys are the user's: a rank may say there which it is
+                yield f"{name} of parameter group {n}", value
+        yield f"step of parameter group {n}", sorted({*steps})
+        for p in group["params"]:
+            if id(p) in names:
+                lacks = "" if p.grad is not None else ", without a gradient"
+                yield f"{_PARAMETER}{names[id(p)]}", f"in group {n}{lacks}"
+
+
+def _parameters(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if key.startswith(_PARAMETER)}
+
+
+def _difference(first: tuple[int, dict[str, Any]], mine: tuple[int, dict[str, Any]]) -> str | None:
+    """In words.  Ranks that have no parameter in common have divided them, and compare nothing."""
+    if not {*_parameters(first[1])} & {*_parameters(mine[1])}:
+        return None
+    return difference([first, mine], about=_ABOUT)
