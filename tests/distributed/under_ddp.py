@@ -11,12 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import rootfree
 from distributed.found_alone import held, stepped_alone, unchanged
 from distributed.methods import if_shampoo, rms_prop
 from distributed.models import ddp, network, train, weights
+from distributed.one_rank import called
 from rootfree.placement import data_parallel, meeting
 from rootfree.placement.ranks import PlacementError
 
@@ -60,6 +62,15 @@ def other_rate(rank: int) -> None:
         optimizer.step()
 
 
+def other_rate_of_halves(rank: int) -> None:
+    """Those who share blocks are of one mind; the others have copies too."""
+    model = copies()
+    halves = init_device_mesh("cpu", (2, 2), mesh_dim_names=("half", "within"))
+    optimizer = if_shampoo(model.parameters(), placement=rootfree.Sharded(mesh=halves["within"]))
+    optimizer.param_groups[0]["lr"] = 0.1 * (1 + (rank >= 2))
+    trained(model, optimizer)
+
+
 def other_parameters(rank: int) -> None:
     model = copies()
     params = list(model.parameters())
@@ -101,7 +112,7 @@ def late(rank: int) -> None:
     optimizer.param_groups[0]["lr"] = 0.1 * (1 + (rank == 0))
     before = held(optimizer)
     if rank > 0:
-        with patch.object(meeting, "PATIENCE", IMPATIENT), pytest.warns(match="did not come to "):
+        with patch.object(meeting, "PATIENCE", IMPATIENT), pytest.warns(match="others did not"):
             stepped_alone(optimizer)
         assert not torch.equal(before[0, "p"], held(optimizer)[0, "p"])  # it went on
     dist.barrier()
@@ -136,7 +147,10 @@ RIGHT: dict[str, Callable[..., Any]] = {
 
 
 def undisturbed(rank: int) -> dict[str, Any]:
-    """What comes of right programs; later steps have no collective, and look at nothing."""
+    """What comes of right programs, and how much Python a later step calls.
+
+    Such a step has no collective, and looks at nothing.
+    """
     own = rms_prop(network().parameters())  # ranks that have nothing in common
     own.param_groups[0]["lr"] = 0.1 * (1 + rank)
     stepped_alone(own)
@@ -151,21 +165,23 @@ def undisturbed(rank: int) -> dict[str, Any]:
             patch.object(dist, "all_reduce", side_effect=AssertionError),
         ):
             train(model, optimizer, range(1, 3), part=part)
-        found[kind] = weights(model)
+        found[kind] = weights(model), called(optimizer.step)
     return found
 
 
-def alone(kind: str) -> dict[str, torch.Tensor]:
+def alone() -> tuple[dict[str, torch.Tensor], int]:
     """The same in one process."""
     model = network()
-    train(model, if_shampoo(model.parameters()), range(3))
-    return weights(model)
+    optimizer = if_shampoo(model.parameters())
+    train(model, optimizer, range(3))
+    return weights(model), called(optimizer.step)
 
 
 #: what each rank does, and what is said on all of them
 CASES: dict[str, tuple[Callable[[int], Any], str]] = {
     "DDP: placement": (placement_on_some, "waits to share its parameters, rank "),
     "DDP: other rate": (other_rate, "step(): lr of parameter group 0 must be the same on all rank"),
+    "DDP: other rate of halves": (other_rate_of_halves, "step(): lr of parameter group 0 must be "),
     "DDP: other parameters": (other_parameters, "step(): parameter unused.bias must be the same"),
     "DDP: other count": (other_count, "step of parameter group 0 must be the same on all ranks, g"),
     "DDP: counted on one": (counted_on_one, "whether track_batch_size counts must be the same on "),

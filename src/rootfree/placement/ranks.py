@@ -69,6 +69,11 @@ class Ranks:
         return len(self.ranks)
 
     @property
+    def is_everyone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.world == torch.distributed.get_world_size()
+
+    @property
     def _hosts(self) -> Any:
         return host_group(self.ranks)
 

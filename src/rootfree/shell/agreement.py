@@ -98,6 +98,9 @@ class Agreement:
         if ranks.world > 1:
             self._devices.setdefault(ranks, [])
             self.asks = True
+        if not any(map(is_sharded, params)) and not ranks.is_everyone:
+            self._first.compare()
+            self.asks = True
         return crew
 
     def _together(self, sharing: Sharing, params: Sequence[Tensor]) -> Ranks | None:

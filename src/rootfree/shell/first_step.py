@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _PARAMETER = "parameter "
 _ABOUT = "step()"
 _LATE = (
-    "other ranks have copies of the parameters under DistributedDataParallel, but did not come to "
-    f"step() within {PATIENCE:.0f} seconds. This rank goes on; whether they were told the same is "
-    "not known yet"
+    "ranks with copies of the parameters under DistributedDataParallel compare before their first "
+    f"step() what they were told, but others did not do so within {PATIENCE:.0f} seconds: they are "
+    "late, or have not added the same parameters. This rank goes on"
 )
 
 
@@ -38,13 +38,14 @@ class FirstStep:
 
     def __init__(self) -> None:
         self._new: list[str] = []  # parameters that nobody was asked about, by what they are
+        self._compares = False  # whether those with copies are still to be asked
         self._open: list[Comparison] = []
         self._refused: str | None = None
 
     @property
     def asks(self) -> bool:
         """Whether the next step has to ask."""
-        return bool(self._new or self._open)
+        return bool(self._compares or self._open)
 
     @property
     def refuses(self) -> bool:
@@ -65,6 +66,11 @@ class FirstStep:
         about = description_of(params)
         if go_alone(about):
             self._new.append(about)
+            self._compares = True
+
+    def compare(self) -> None:
+        """Note that more ranks have copies of the parameters than those who share them."""
+        self._compares = True
 
     def ask(
         self,
@@ -78,14 +84,14 @@ class FirstStep:
         """
         refused = next(filter(None, [self._refused, *map(missed, self._new)]), None)
         mine = trouble or (None if refused is None else PlacementError(refused))
-        if self._new:
+        if self._compares:
             self._open = list(_comparisons(optimizer, counts, mine))
             if not all(each.wait() for each in self._open):
                 warnings.warn(_LATE, stacklevel=2)
         found = next(filter(None, [each.found() for each in self._open]), None)
         mine = mine or (None if found is None else PlacementError(found))
         if mine is None:  # else the next step asks again
-            self._new = []
+            self._new, self._compares = [], False
             self._open = [each for each in self._open if not each.is_over()]
         return mine
 
