@@ -41,11 +41,7 @@ class FirstStep:
         self._compares = False  # whether those with copies are still to be asked
         self._open: list[Comparison] = []
         self._refused: str | None = None
-
-    @property
-    def asks(self) -> bool:
-        """Whether the next step has to ask."""
-        return bool(self._compares or self._open)
+        self.asks = False  # whether the next step has to
 
     @property
     def refuses(self) -> bool:
@@ -66,11 +62,11 @@ class FirstStep:
         about = description_of(params)
         if go_alone(about):
             self._new.append(about)
-            self._compares = True
+            self.compare()
 
     def compare(self) -> None:
-        """Note that more ranks have copies of the parameters than those who share them."""
-        self._compares = True
+        """Note that other ranks, which do not share the parameters, may have copies of them."""
+        self._compares = self.asks = True
 
     def ask(
         self,
@@ -93,6 +89,7 @@ class FirstStep:
         if mine is None:  # else the next step asks again
             self._new, self._compares = [], False
             self._open = [each for each in self._open if not each.is_over()]
+            self.asks = bool(self._open)
         return mine
 
 
