@@ -38,6 +38,8 @@ def run(folder: Path) -> dict[str, Any]:
     for name, case in cases.items():
         found["errors"][name] = error_of(case, rank)
         dist.barrier()  # a rank that has its error at once is not to meet the others in the next
+    # From here on the ranks are at odds.
+    found["added later"] = under_ddp.added_later(rank)
     # The last thing that happens: nothing can follow.
     optimizer, by_elements = sharded(), rms_prop(by_hand("sharded"))
     stepped_alone(optimizer)

@@ -71,9 +71,16 @@ def test_right_programs_under_ddp_notice_nothing(ranks):  # noqa: F811
                 assert (w - expected[name]).abs().max() < 1e-12, (kind, name)
 
 
-def test_a_rank_that_counts_alone_says_so(ranks):  # noqa: F811
-    said = [rank["counted later"] for rank in ranks[LAST]]
-    assert "track_batch_size: rank 1 counts loss terms, rank 0 does not" in said[1]
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("counted later", "track_batch_size: rank 1 counts loss terms, rank 0 does not"),
+        ("added later", "they have not added the same parameters"),
+    ],
+)
+def test_a_rank_that_does_something_alone_after_the_first_step_says_so(ranks, case, text):  # noqa: F811
+    said = [rank[case] for rank in ranks[LAST]]
+    assert text in said[1]
     assert said[0] == said[2] == said[3] == ""
 
 

@@ -124,6 +124,23 @@ def late(rank: int) -> None:
     stepped_alone(optimizer)
 
 
+def added_later(rank: int) -> str:
+    """By one rank, which cannot tell at once that the others are not merely late."""
+    model = copies()
+    *params, last = model.parameters()
+    optimizer = rms_prop(params)
+    stepped_alone(optimizer)
+    if rank == 1:
+        optimizer.add_param_group({"params": [last]})
+        with patch.object(meeting, "PATIENCE", IMPATIENT), pytest.warns(match="others did not"):
+            stepped_alone(optimizer)
+    try:
+        stepped_alone(optimizer)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def counted_later(rank: int) -> str:
     """After the first step nobody looks; a rank that counts alone says so instead of waiting."""
     optimizer = rms_prop(network().parameters())

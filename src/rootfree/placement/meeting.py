@@ -239,6 +239,11 @@ def _note_of(store: Any, rank: int) -> Alone:
     return Alone(*json.loads(store.get(key))) if store.check([key]) else Alone()
 
 
+def has_store() -> bool:
+    """Whether there is a place for notes."""
+    return _store() is not None
+
+
 def _store() -> Any:
     """The store of the processes; None: this one is alone, or they have none."""
     distributed = torch.distributed

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rootfree.placement.data_parallel import copies_under_ddp
-from rootfree.placement.meeting import Comparison, go_alone, missed
+from rootfree.placement.meeting import Comparison, go_alone, has_store, missed
 from rootfree.placement.processes import PATIENCE
 from rootfree.placement.ranks import PROBLEM, PlacementError, difference
 from rootfree.shell.said import COUNTING, asked, description_of, plain_options
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
 _PARAMETER = "parameter "
-_ABOUT = "step()"
 _LATE = (
     "ranks with copies of the parameters under DistributedDataParallel compare before their first "
     f"step() what they were told, but others did not do so within {PATIENCE:.0f} seconds: they are "
     "late, or have not added the same parameters. This rank goes on"
+)
+# Between two steps of a rank the backward pass has waited for all others.
+_PASSED = (
+    "step(): ranks with copies of the parameters under DistributedDataParallel took a step without "
+    "comparing what they were told with this rank: they have not added the same parameters"
 )
 
 
@@ -40,6 +44,7 @@ class FirstStep:
         self._new: list[str] = []  # parameters that nobody was asked about, by what they are
         self._compares = False  # whether those with copies are still to be asked
         self._open: list[Comparison] = []
+        self._compared = False  # whether all ranks with copies have come before
         self._refused: str | None = None
         self.asks = False  # whether the next step has to
 
@@ -84,12 +89,14 @@ class FirstStep:
             self._open = list(_comparisons(optimizer, counts, mine))
             if not all(each.wait() for each in self._open):
                 warnings.warn(_LATE, stacklevel=2)
-        found = next(filter(None, [each.found() for each in self._open]), None)
-        mine = mine or (None if found is None else PlacementError(found))
+        found = [each.found() for each in self._open]
+        late = [each for each in self._open if not each.is_over()]
+        if late and self._compared and not self._compares:
+            found.append(_PASSED)
+        mine = mine or next((PlacementError(each) for each in found if each is not None), None)
         if mine is None:  # else the next step asks again
-            self._new, self._compares = [], False
-            self._open = [each for each in self._open if not each.is_over()]
-            self.asks = bool(self._open)
+            self._new, self._open, self._compares = [], late, False
+            self._compared, self.asks = self._compared or not late, bool(late)
         return mine
 
 
@@ -98,10 +105,8 @@ def _comparisons(
 ) -> Iterator[Comparison]:
     """What this rank says to those that have copies of its parameters."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    for ranks, names in copies_under_ddp(params).items():
-        said = dict(_said(optimizer, names, counts))
-        if mine is not None:
-            said = {PROBLEM: str(mine), **_parameters(said)}
+    for ranks, names in copies_under_ddp(params).items() if has_store() else ():
+        said = dict(_said(optimizer, names, counts)) if mine is None else {PROBLEM: str(mine)}
         yield Comparison(ranks, said, _difference)
 
 
@@ -129,12 +134,9 @@ def _said(
                 yield f"{_PARAMETER}{names[id(p)]}", f"in group {n}{lacks}"
 
 
-def _parameters(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if key.startswith(_PARAMETER)}
-
-
 def _difference(first: tuple[int, dict[str, Any]], mine: tuple[int, dict[str, Any]]) -> str | None:
     """In words.  Ranks that have no parameter in common have divided them, and compare nothing."""
-    if not {*_parameters(first[1])} & {*_parameters(mine[1])}:
+    params = [{key for key in each if key.startswith(_PARAMETER)} for _, each in (first, mine)]
+    if all(params) and not set.intersection(*params):
         return None
-    return difference([first, mine], about=_ABOUT)
+    return difference([first, mine], about="step()")
