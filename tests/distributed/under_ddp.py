@@ -44,7 +44,13 @@ def placement_on_some(rank: int) -> None:
             rootfree.parameter_groups(model),
             placement=rootfree.Sharded() if rank in (1, 2) else None,
         )
-    trained(model, optimizer)
+    with pytest.raises(PlacementError) as found:
+        trained(model, optimizer)
+    try:  # without it on all of them
+        trained(model, if_shampoo(rootfree.parameter_groups(model)))
+    except PlacementError as error:
+        raise AssertionError("the error does not go away") from error
+    raise found.value
 
 
 def other_rate(rank: int) -> None:

@@ -80,6 +80,13 @@ def missed(about: str) -> str | None:
     return _verdict(store, waiting, torch.distributed.get_rank(), goes_on=False).problem
 
 
+def forget(about: Sequence[str]) -> None:
+    """Take away the notes of those who waited to share parameters; `about`: what they are."""
+    store = _store()
+    for each in about if store is not None else ():
+        store.delete_key(_waiting_key(each))
+
+
 class Verdict(NamedTuple):
     """Why it is no use to wait on."""
 

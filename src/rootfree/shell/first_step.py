@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rootfree.placement.data_parallel import copies_under_ddp
-from rootfree.placement.meeting import Comparison, go_alone, has_store, missed
+from rootfree.placement.meeting import Comparison, forget, go_alone, has_store, missed
 from rootfree.placement.processes import PATIENCE
 from rootfree.placement.ranks import PROBLEM, PlacementError, difference
 from rootfree.shell.said import COUNTING, asked, description_of, plain_options
@@ -93,6 +93,8 @@ class FirstStep:
         late = [each for each in self._open if not each.is_over()]
         if late and self._compared and not self._compares:
             found.append(_PASSED)
+        if self._refused and self._open and not late:  # all have heard of it
+            forget(self._new)
         mine = mine or next((PlacementError(each) for each in found if each is not None), None)
         if mine is None:  # else the next step asks again
             self._new, self._open, self._compares = [], late, False
