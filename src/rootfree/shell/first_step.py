@@ -1,10 +1,9 @@
 """What a rank asks others before the first step with parameters that it shares with nobody.
 
-Another rank may have been told to share such parameters: then both are wrong. And ranks that have
-copies of them under `DistributedDataParallel`, which averages gradients and looks at nothing else,
-keep their copies alike only if all of them do the same. Both are asked once, by notes in the store
-that connected the ranks. The backward pass has brought the ranks together just before, so that
-nobody has to wait for long.
+Another rank may have been told to share such parameters: then one of the two is wrong. And copies
+of parameters under `DistributedDataParallel`, which averages gradients and looks at nothing else,
+stay alike only if all ranks do the same. Both are asked once, by notes in the store that connected
+the ranks. The backward pass has brought the ranks together just before, so nobody waits for long.
 """
 
 from __future__ import annotations
@@ -89,8 +88,8 @@ class FirstStep:
             self._open = list(_comparisons(optimizer, counts, mine))
             if not all(each.wait() for each in self._open):
                 warnings.warn(_LATE, stacklevel=2)
-        found = [each.found() for each in self._open]
         late = [each for each in self._open if not each.is_over()]
+        found = [each.found() for each in self._open]  # after that: those that are over have it
         if late and self._compared and not self._compares:
             found.append(_PASSED)
         if self._refused and self._open and not late:  # all have heard of it
