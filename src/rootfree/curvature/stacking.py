@@ -93,7 +93,7 @@ def _stack(
         parts = V.split([tile.blocks for tile, _ in given])
         for (tile, H), part in zip(given, parts, strict=True):
             part.view(*tile.counts, *tile.sizes, form[1]).copy_(_grid_of_many(tile, H.V))
-        return OuterProducts(V)
+        return OuterProducts(V, given=True)
     wide = torch.promote_types(G.dtype, torch.float32)
     restricted = [_parts(tile, H, wide) for tile, H in given]
     return KroneckerBlocks(

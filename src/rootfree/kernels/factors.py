@@ -52,7 +52,7 @@ def direction_(
     """
     axes = G.dim() - 1
     if axes == 1:
-        _vectors_(state, G, numbers, norm=norm, refresh=refresh)
+        vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
         for part, rows in portions(G, state):
             Ks = [operand(rows, n) for n in range(axes)]
@@ -73,15 +73,17 @@ def portions(G: Tensor, state: dict[str, Tensor]) -> Iterator[tuple[slice, dict[
         yield part, {name: slab[part] for name, slab in state.items()}
 
 
-def _vectors_(
+def vectors_(
     state: dict[str, Tensor], G: Tensor, numbers: Tensor, *, norm: str | None, refresh: bool
 ) -> None:
-    k = state["factor0"]
+    """G <- U where the factors are diagonal, also those of whitening.  Changes G and state."""
+    k, whiten = state["factor0"], "mean_square" in state
     launch(
-        triton_kernels().vectors.vector_kernel, len(G),
-        G, k, state.get("started", k), state.get("rounding", k), numbers, G.shape[1],
-        site=(*site_of(G, state, None, norm), refresh),
-        REFRESH=refresh, START="started" in state, NORM=norm or "none", BLOCK=1024, num_warps=4,
+        triton_kernels().vectors.vector_kernel, len(G), G, k, state.get("started", k),
+        state.get("mean_square", k), state.get("rounding", k), numbers, G.shape[1],
+        site=(*site_of(G, state, None, norm), refresh, whiten),
+        REFRESH=refresh, START="started" in state, WHITEN=whiten, NORM=norm or "none",
+        BLOCK=1024, num_warps=4,
     )  # fmt: skip
 
 

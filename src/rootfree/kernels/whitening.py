@@ -19,6 +19,7 @@ from rootfree.kernels.factors import (
     site_of,
     tangent,
     trace,
+    vectors_,
 )
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.tables import SKIP
@@ -40,7 +41,7 @@ def direction_(
     """
     axes = G.dim() - 1
     if axes == 1:
-        _vectors_(state, G, numbers, norm=norm, refresh=refresh)
+        vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
         for part, rows in portions(G, state):
             Cs = [operand(rows, n) for n in range(axes)]
@@ -54,18 +55,6 @@ def direction_(
                 U = multiply((*site, n), U, n, P, G[part] if n == axes - 1 else None)
     if refresh and "rounding" in state:
         state["rounding"] += axes * (numbers[SKIP] == 0).int()
-
-
-def _vectors_(
-    state: dict[str, Tensor], G: Tensor, numbers: Tensor, *, norm: str | None, refresh: bool
-) -> None:
-    c = state["factor0"]
-    launch(
-        triton_kernels().vectors.whiten_vector_kernel, len(G),
-        G, c, state["started"], state["mean_square"], state.get("rounding", c), numbers, G.shape[1],
-        site=(*site_of(G, state, None, norm), refresh),
-        REFRESH=refresh, NORM=norm or "none", BLOCK=1024, num_warps=4,
-    )  # fmt: skip
 
 
 def _refresh_(
