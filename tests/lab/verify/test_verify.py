@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 import rootfree
 from rootfree.curvature import OuterProducts
 from rootfree.methods import inverse_free
-from rootfree.rules import diagonal, if_whitening
+from rootfree.rules import diagonal, if_whitening, rf_shampoo
 from rootfree.rules import full_matrix as full_matrix_rules
 from rootfree.rules import if_shampoo as if_shampoo_rules
-from rootfree.rules import rf_shampoo
 from rootfree.structures import Dense, LowerTriangular
 from rootfree_lab.cli import terminal
 from rootfree_lab.cli.app import app
