@@ -74,6 +74,7 @@ class GroupMemory:
     params: Tensors
     places: list[Any]  # device, dtype and shape of each, as `places_of` has them
     rows: list[dict[str, Tensor]]  # state[p] of each
+    sharded: bool = False  # whether any is
     held: list[tuple[Callable[..., Tensors], dict[str, Tensor]]] = field(default_factory=list)
     tensors: Tensors = field(default_factory=list)  # all of theirs, as `held` gets them
     entries: Callable[[Any], Sequence[Any]] = tuple  # those of the params among all of the state
