@@ -14,9 +14,9 @@ from rootfree_lab.processes.stopping import StopSignals
 from rootfree_lab.search import results
 from rootfree_lab.search.dashboard import serve
 from rootfree_lab.search.display import Display, summary
-from rootfree_lab.search.ledger import Claim, Ledger
+from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.loop import search
-from rootfree_lab.search.settings import Entry
+from rootfree_lab.search.settings import Claim, Entry
 from rootfree_lab.search.storage import in_words, open_storage
 from rootfree_lab.training.run import make_output_folder, records_path
 

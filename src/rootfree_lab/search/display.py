@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rootfree_lab.search.attempts import Status, best
-from rootfree_lab.search.ledger import Claim, Ledger
+from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.outcomes import DIVERGED, PRUNED
+from rootfree_lab.search.settings import Claim
 from rootfree_lab.search.spaces import Plain
 from rootfree_lab.search.trials import Told
 from rootfree_lab.training.watching.progress import describe_point, plain_lines
@@ -45,9 +46,9 @@ class Display:
     def __call__(self, claim: Claim, kind: str, content: Any) -> None:
         name = claim.slot.name
         if kind in ("began", "point"):
-            self._running[claim.trial] = f"{name} · {_progress(content)}"
+            self._running[claim.id] = f"{name} · {_progress(content)}"
         else:
-            self._running.pop(claim.trial, None)
+            self._running.pop(claim.id, None)
         if kind in ("ended", "failed"):
             text = content if kind == "failed" else outcome(content)
             plain_lines(self._console)(f"{name} · {text} · {self._best(claim.slot.label)}")

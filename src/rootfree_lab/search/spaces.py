@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.resources import as_file, files
 from typing import Any
 
@@ -209,22 +209,14 @@ def propose(space: Space, key: str, number: int, *, block: int = 1) -> Settings:
     settings: Settings = {}
     for name, allowed in space.items():
         # `random` gives the same numbers in every version of Python, `shuffle` need not.
-        parts = sorted(range(block), key=partial(_rank, f"{key}/{which}/{name}"))
-        settings[name] = allowed.at((parts[place] + _uniform(f"{key}/{number}/{name}")) / block)
+        ranks = [_uniform(f"{key}/{which}/{name}/{part}") for part in range(block)]
+        part = sorted(range(block), key=ranks.__getitem__)[place]
+        settings[name] = allowed.at((part + _uniform(f"{key}/{number}/{name}")) / block)
     return settings
-
-
-def _rank(key: str, part: int) -> float:
-    return _uniform(f"{key}/{part}")
 
 
 def _uniform(key: str) -> float:
     return random.Random(key).random()
-
-
-def narrowed(space: Space, best: Settings, share: float) -> Space:
-    """The space around the best settings."""
-    return {name: allowed.narrowed(best[name], share) for name, allowed in space.items()}  # type: ignore[arg-type]
 
 
 def as_table(space: Space) -> Table:
