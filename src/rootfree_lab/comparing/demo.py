@@ -53,5 +53,5 @@ def _winner(runs: Sequence[Config], results: Results) -> str:
     if not best.done:
         last = list(results.values())[-1]
         raise ValueError(f"no run came to its end: {last['failure']['message']}")
-    model, seeds = best.done[0]["model"], len(best.done)
+    model, seeds = best.done[0].model, len(best.done)
     return f"{model}: {best.label}, {best.error:.2%} over {seeds} seed{'s' if seeds > 1 else ''}"
