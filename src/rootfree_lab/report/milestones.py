@@ -32,11 +32,7 @@ def milestone(group: Group, axis: str) -> Milestone:
     """
     targets = {run.seed: run.final[METRIC] for run in group.finished if run.seed}
     middle = median(run.final[METRIC] for run in group.finished)
-
-    def reached(run: Run) -> float:
-        return crossing(run, axis, targets.get(run.seed, middle))
-
-    return reached
+    return lambda run: crossing(run, axis, targets.get(run.seed, middle))
 
 
 def crossing(run: Run, axis: str, target: float) -> float:
