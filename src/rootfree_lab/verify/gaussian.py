@@ -54,12 +54,6 @@ def nodes(d: int) -> tuple[Tensor, Tensor]:
     return grid, torch.tensor(list(product(weights / weights.sum(), repeat=d))).prod(1)
 
 
-def _quartic(generator: torch.Generator, d: int) -> Callable[[Tensor], Tensor]:
-    """A convex loss of degree four."""
-    X, y = normal(generator, 2 * d, d), normal(generator, 2 * d)
-    return lambda w: ((X @ w - y) ** 4).sum() / 4
-
-
 def _expected(loss: Callable[[Tensor], Tensor], mu: Tensor, cov: Tensor) -> Tensor:
     """E ℓ(w), w ~ N(μ, cov)."""
     z, weights = nodes(len(mu))
@@ -67,8 +61,10 @@ def _expected(loss: Callable[[Tensor], Tensor], mu: Tensor, cov: Tensor) -> Tens
 
 
 def _drawn(generator: torch.Generator, d: int) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
+    """A convex loss of degree four, μ and S⁻¹."""
     A = mixing(generator, d, d)
-    return _quartic(generator, d), normal(generator, d), A @ A.mT
+    X, y = normal(generator, 2 * d, d), normal(generator, 2 * d)
+    return lambda w: ((X @ w - y) ** 4).sum() / 4, normal(generator, d), A @ A.mT
 
 
 @claim(
@@ -210,7 +206,8 @@ def chain_rule(generator: torch.Generator) -> Measured:
             Ss = [A.mT @ A for A in As]
             M = dense - reduce(torch.kron, Ss)
             covs = [torch.linalg.inv(S) for S in Ss]
-            slopes = _slopes(lambda *Xs, M=M: torch.trace(reduce(torch.kron, Xs) @ M), covs)
+            trace = lambda *Xs, M=M: torch.trace(reduce(torch.kron, Xs) @ M)  # noqa: E731
+            slopes = jacrev(trace, argnums=tuple(range(len(covs))))(*covs)
             wanted = [
                 S + BETA * len(S) / M.shape[0] * slope for S, slope in zip(Ss, slopes, strict=True)
             ]
@@ -222,11 +219,6 @@ def chain_rule(generator: torch.Generator) -> Measured:
                 relative_difference(reduce(torch.kron, found), reduce(torch.kron, wanted))
             )
     return below(largest(differences), EQUAL, "outer products, Kronecker, diagonal; 2 and 3 axes")
-
-
-def _slopes(f: Callable[..., Tensor], Xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """∂f/∂X of every argument."""
-    return jacrev(f, argnums=tuple(range(len(Xs))))(*Xs)  # type: ignore[no-any-return]
 
 
 @claim(
