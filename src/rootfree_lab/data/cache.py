@@ -55,7 +55,7 @@ def verify(folder: Path) -> None:
         raise DataError(f"{listing} is truncated or altered: it lists no files.")
     for name, digest in expected.items():
         with reading(folder / name):
-            found = sha256(folder / name)
+            found = checksum(folder / name)
         if found != digest:
             raise DataError(f"{folder / name} is truncated or altered: its checksum differs.")
 
@@ -92,7 +92,7 @@ def store(prepared: Path, cache: Path, entry: str) -> Path:
     """Make a prepared folder (in the cache) the entry, in one step; needs the entry's lock."""
     files = sorted(path for path in prepared.rglob("*") if path.is_file())
     listing = prepared / CHECKSUMS
-    lines = (f"{sha256(path)}  {path.relative_to(prepared).as_posix()}\n" for path in files)
+    lines = (f"{checksum(path)}  {path.relative_to(prepared).as_posix()}\n" for path in files)
     listing.write_text("".join(lines), encoding="utf-8")
     for path in [*files, listing]:
         sync(path)
@@ -108,13 +108,8 @@ def store(prepared: Path, cache: Path, entry: str) -> Path:
     return target
 
 
-def sha256(path: Path) -> str:
-    """The checksum of a file, in hexadecimal digits."""
-    return checksum(path, "sha256")
-
-
-def checksum(path: Path, kind: str) -> str:
-    """A checksum of a file, by its name in hashlib."""
+def checksum(path: Path, kind: str = "sha256") -> str:
+    """A checksum of a file, by its name in hashlib, in hexadecimal digits."""
     digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -33,7 +33,8 @@ class Display:
         if self._console.is_terminal:
             self._summary = summary(self._ledger)
             self._live = Live(
-                get_renderable=self._render, console=self._console, refresh_per_second=2,
+                get_renderable=lambda: Group(self._summary, *map(Text, self._running.values())),
+                console=self._console, refresh_per_second=2,
                 transient=True,  # the last table follows
             )  # fmt: skip
             self._live.start()
@@ -60,9 +61,6 @@ class Display:
         ended, found = sum(s.ended for s in statuses), best(statuses)
         value = "none yet" if found is None else f"{found.value:.4g} ({settings(found)})"
         return f"{ended}/{len(statuses)} trials, best {value}"
-
-    def _render(self) -> RenderableType:
-        return Group(self._summary, *map(Text, self._running.values()))
 
 
 def _progress(told: Told | None) -> str:

@@ -28,7 +28,7 @@ from rootfree_lab.files.records import Record
 from rootfree_lab.search import liveness, outcomes
 from rootfree_lab.search.attempts import STATES, Attempt, Status, attempts, best
 from rootfree_lab.search.settings import Claim, Entry, Slot
-from rootfree_lab.search.spaces import Choice, Range, Space, as_table, parse
+from rootfree_lab.search.spaces import Choice, Space, as_table, parse
 from rootfree_lab.search.storage import StorageError
 
 # Seconds without a sign of life after which a process counts as dead, wherever it is.
@@ -56,9 +56,11 @@ class Ledger:
 
     def _study(self, name: str, entry: Entry) -> Study:
         """The entry's study, made where there is none; one of another search is refused."""
+        kept = 100 * (1 - entry.search.prune_worst)
         study = optuna.create_study(
             storage=self._storage, study_name=name, load_if_exists=True, direction="minimize",
-            sampler=optuna.samplers.RandomSampler(), pruner=_pruner(entry),
+            sampler=optuna.samplers.RandomSampler(),
+            pruner=optuna.pruners.PercentilePruner(kept, n_startup_trials=4),
         )  # fmt: skip
         if study.direction != StudyDirection.MINIMIZE:
             raise StorageError(f"the study {name!r} of the storage is not of this laboratory")
@@ -242,17 +244,8 @@ def _narrowed(entry: Entry, statuses: list[Status]) -> Space:
 def _distributions(space: Space, wide: Space) -> dict[str, BaseDistribution]:
     # A study has one set of choices for all its trials.
     return {
-        name: _distribution(wide[name] if isinstance(allowed, Choice) else allowed)
+        name: CategoricalDistribution(wide[name].ends())
+        if isinstance(allowed, Choice)
+        else FloatDistribution(allowed.low, allowed.high, log=allowed.scale == "log")
         for name, allowed in space.items()
     }
-
-
-def _distribution(allowed: Range | Choice) -> BaseDistribution:
-    if isinstance(allowed, Choice):
-        return CategoricalDistribution(allowed.values)
-    return FloatDistribution(allowed.low, allowed.high, log=allowed.scale == "log")
-
-
-def _pruner(entry: Entry) -> optuna.pruners.BasePruner:
-    kept = 100 * (1 - entry.search.prune_worst)
-    return optuna.pruners.PercentilePruner(kept, n_startup_trials=4)

@@ -101,22 +101,23 @@ def parse(where: str, given: Any) -> Range | Choice:
     """`[low, high]`, a table with low, high and scale, or a table with choices."""
     if isinstance(given, Mapping) and "choices" in given:
         return _choice(where, given)
-    table = {"low": given[0], "high": given[1]} if _is_pair(given) else given
-    if not isinstance(table, Mapping) or not {"low", "high"} <= set(table):
+    if isinstance(given, (list, tuple)) and len(given) == 2:
+        given = {"low": given[0], "high": given[1]}
+    if not isinstance(given, Mapping) or not {"low", "high"} <= set(given):
         raise ConfigError(
             f"{where} must be [low, high], a table with low and high, a table with choices, or "
             f'"fixed"; got {given!r}'
         )
-    for key in table:
+    for key in given:
         if key not in ("low", "high", "scale"):
             raise unknown_name(f"{where}: the key", key, ("low", "high", "scale"))
     for key in ("low", "high"):
-        if not _is_number(table[key]):
-            raise ConfigError(f"{where}: {key} must be a number, got {table[key]!r}")
-    scale = table.get("scale", "log")
+        if not _is_number(given[key]):
+            raise ConfigError(f"{where}: {key} must be a number, got {given[key]!r}")
+    scale = given.get("scale", "log")
     if scale not in SCALES:
         raise unknown_name(f"{where}: the scale", str(scale), SCALES)
-    low, high = float(table["low"]), float(table["high"])
+    low, high = float(given["low"]), float(given["high"])
     if not low < high:
         raise ConfigError(f"{where} must have low < high, got low {low:g} and high {high:g}")
     if scale == "log" and low <= 0:
@@ -138,10 +139,6 @@ def _choice(where: str, given: Mapping[str, Any]) -> Choice:
     if len(set(map(repr, values))) < len(values):
         raise ConfigError(f"{where}: choices must differ, got {values!r}")
     return Choice(tuple(values))
-
-
-def _is_pair(given: Any) -> bool:
-    return isinstance(given, (list, tuple)) and len(given) == 2
 
 
 def _is_number(value: Any) -> bool:

@@ -85,9 +85,6 @@ def carry_out(task: tuple[Claim, Path], channel: Channel) -> Outcome:
             raise
         except Exception as error:  # whatever it is, the other trials are still wanted
             kind = MEMORY if is_out_of_memory(error) else ERROR
-            return Outcome(kind, f"{type(error).__name__}: {_first_line(error)}")
+            first = str(error).strip().partition("\n")[0]
+            return Outcome(kind, f"{type(error).__name__}: {first}")
     return Outcome()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
