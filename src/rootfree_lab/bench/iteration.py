@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rootfree_lab.bench.contenders import Built, Contender
-from rootfree_lab.bench.memory import state_bytes
+from rootfree_lab.bench.memory import state_bytes, temporary_bytes
 from rootfree_lab.bench.model import Batch, build_model
 from rootfree_lab.bench.record import IterationRecord, IterationRow, environment
 from rootfree_lab.bench.timing import STEPS_A_TURN, mark, milliseconds, spread
@@ -124,21 +124,12 @@ def _enter(contender: Contender, model: nn.Module, batch: Batch) -> _Trainer:
     built = contender.on_model(own) if contender.on_model else contender.build(parameters)
     trainer = _Trainer(contender, own, built, device)
     trainer.turn(batch)
-    if device.type == "cuda":
-        others = torch.cuda.memory_allocated(device) - _held(trainer)
-        torch.cuda.reset_peak_memory_stats(device)
-        trainer.turn(batch)
-        trainer.peak = int(torch.cuda.max_memory_allocated(device)) - others
+    held = sum(t.nbytes for p in parameters for t in (p, p.grad) if t is not None)
+    held += state_bytes(built.optimizers, parameters)
+    temporary = temporary_bytes(lambda: trainer.turn(batch), device)
+    trainer.peak = None if temporary is None else held + temporary
     trainer.times = []
     return trainer
-
-
-def _held(trainer: _Trainer) -> int:
-    parameters = trainer.built.parameters
-    own = sum(
-        t.numel() * t.element_size() for p in parameters for t in (p, p.grad) if t is not None
-    )
-    return own + state_bytes(trainer.built.optimizers, parameters)
 
 
 def _row(contender: Contender, trainer: _Trainer) -> IterationRow:

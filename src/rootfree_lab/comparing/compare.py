@@ -108,23 +108,21 @@ def _outcome(run: Config, record: Record) -> str:
 
 def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) -> Table:
     """Medians over the finished seeds of each entry, in the file's order or best first."""
-    rows = ranked(runs, results) if by_result else _rows(runs, results)
+    found = rows(runs, results)
+    if by_result:
+        found.sort(key=lambda row: row.order)
     first = runs[0]
     made = Table(title=f"{shown(first.data.name)}, {shown(first.model.name)}: medians")
     made.add_column("optimizer", overflow="fold")  # a label is not cut
     for heading in ("runs", "training loss", "test loss", "test error", "seconds", "optimizer ms"):
         made.add_column(heading, justify="right")
-    for row in rows:
+    for row in found:
         made.add_row(*row.cells)
     return made
 
 
-def ranked(runs: Sequence[Config], results: Results) -> list[Row]:
-    """The entries, best first."""
-    return sorted(_rows(runs, results), key=lambda row: row.order)
-
-
-def _rows(runs: Sequence[Config], results: Results) -> list[Row]:
+def rows(runs: Sequence[Config], results: Results) -> list[Row]:
+    """The entries, in the file's order."""
     return [Row(label, runs, results) for label in dict.fromkeys(run.label for run in runs)]
 
 

@@ -41,13 +41,14 @@ def carry_out_search(
         results.write_records(ledger, out)
         if port is not None:
             typer.echo(f"dashboard: {serve(where, port)}")
+        display = Display(console, ledger)
 
         def say(claim: Claim, kind: str, content: Any) -> None:
             display(claim, kind, content)
             if kind == "ended":
                 results.write_best(ledger, tables, out)
 
-        with StopSignals() as stop, Display(console, ledger) as display:
+        with StopSignals() as stop, display.live:
             search(ledger, out=out, jobs=jobs, stop=stop, say=say)
         results.write_records(ledger, out)
         results.sweep_checkpoints(ledger, out)

@@ -21,28 +21,20 @@ from rootfree_lab.training.watching.progress import describe_point, plain_lines
 
 
 class Display:
-    """Told of every trial of this process; shows the best so far of every optimizer."""
+    """Told of every trial of this process; shows the best so far of every optimizer.
+
+    On a terminal, inside the context `live`, in a table that is kept up to date.
+    """
 
     def __init__(self, console: Console, ledger: Ledger) -> None:
         self._console, self._ledger = console, ledger
         self._running: dict[int, str] = {}
-        self._summary: RenderableType = ""
-        self._live: Live | None = None
-
-    def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._summary = summary(self._ledger)
-            self._live = Live(
-                get_renderable=lambda: Group(self._summary, *map(Text, self._running.values())),
-                console=self._console, refresh_per_second=2,
-                transient=True,  # the last table follows
-            )  # fmt: skip
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._summary = summary(ledger)
+        self.live = Live(
+            get_renderable=lambda: Group(self._summary, *map(Text, self._running.values())),
+            console=console, refresh_per_second=2, auto_refresh=console.is_terminal,
+            transient=True,  # the last table follows
+        )  # fmt: skip
 
     def __call__(self, claim: Claim, kind: str, content: Any) -> None:
         name = claim.slot.name
@@ -53,7 +45,7 @@ class Display:
         if kind in ("ended", "failed"):
             text = content if kind == "failed" else outcome(content)
             plain_lines(self._console)(f"{name} · {text} · {self._best(claim.slot.label)}")
-        if kind != "point" and self._live is not None:
+        if kind != "point" and self._console.is_terminal:
             self._summary = summary(self._ledger)
 
     def _best(self, label: str) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 import rootfree
-from rootfree.structures import Structure, make_structure
+from rootfree.structures import make_structure
 from rootfree_lab.verify.claim import Measured, below, claim, largest, relative_difference
 from rootfree_lab.verify.draws import mixing, normal
 from rootfree_lab.verify.methods import (
@@ -234,7 +234,8 @@ def structured_step(generator: torch.Generator) -> Measured:
     differences = []
     for name in STRUCTURES:
         structures = [make_structure(name, d) for d in MATRIX]
-        packed = [_near_identity(generator, structure) for structure in structures]
+        eyes = [s.identity(1, dtype=torch.float64, device="cpu") for s in structures]
+        packed = [K + 0.2 * normal(generator, *K.shape) for K in eyes]
         Ks = [s.unpack(K)[0] for s, K in zip(structures, packed, strict=True)]
         cov = _covariance(Ks)
         H, dense = _curvatures(generator, MATRIX)[0]
@@ -270,8 +271,3 @@ def structured_step(generator: torch.Generator) -> Measured:
 def _covariance(Ks: Sequence[Tensor]) -> Tensor:
     """S⁻¹ = ⊗ KₙKₙᵀ."""
     return reduce(torch.kron, [K @ K.mT for K in Ks])
-
-
-def _near_identity(generator: torch.Generator, structure: Structure) -> Tensor:
-    K = structure.identity(1, dtype=torch.float64, device="cpu")
-    return K + 0.2 * normal(generator, *K.shape)
