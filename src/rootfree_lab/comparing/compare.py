@@ -84,7 +84,8 @@ def compare(
         for run, record in ended:
             results[run.identity()] = record
             if not terminal:
-                say(_outcome(run, record))
+                how = "done" if record["completed"] else f"failed: {record['failure']['message']}"
+                say(f"{run.label} seed {run.train.seed} · {how}")
     return results
 
 
@@ -97,13 +98,6 @@ def _one_by_one(
         yield run, carry_out(run, out, stop, watcher)
         if stop is not None and stop.received is not None:
             raise Interrupted(stop.received, None)
-
-
-def _outcome(run: Config, record: Record) -> str:
-    name = f"{run.label} seed {run.train.seed}"
-    if record["completed"]:
-        return f"{name} · done"
-    return f"{name} · failed: {record['failure']['message']}"
 
 
 def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) -> Table:

@@ -11,11 +11,11 @@ import hashlib
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rootfree_lab.data.errors import DataError, reading
 from rootfree_lab.files.durable import sync
@@ -65,27 +65,21 @@ def locked(cache: Path, entry: str) -> Iterator[None]:
     """Be the only process that prepares an entry."""
     from filelock import FileLock
 
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cache / f".{entry}.lock")
-        lock.acquire()
-    except OSError as error:
-        raise DataError(f"cache must be a folder that can be written, got {cache}.") from error
-    try:
+    with ExitStack() as held:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(cache / f".{entry}.lock"))
+        except OSError as error:
+            raise DataError(f"cache must be a folder that can be written, got {cache}.") from error
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager
 def temporary_folder(cache: Path) -> Iterator[Path]:
     """A folder in the cache that is gone afterwards, on the file system where entries live."""
     _remove_abandoned(cache)
-    folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=cache))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryDirectory(prefix=_TEMPORARY, dir=cache, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def store(prepared: Path, cache: Path, entry: str) -> Path:

@@ -65,17 +65,13 @@ def carry_out(task: tuple[Claim, Path], channel: Channel) -> Outcome:
     """
     claim, out = task
     teller = _Teller(channel)
-
-    def keep(record: Record) -> None:
-        channel.ask(record)
-
     with StopSignals() as stop:
         try:
-            train_or_resume(claim.config, out=out, stop=stop, watchers=[teller], keep=keep)
+            train_or_resume(claim.config, out=out, stop=stop, watchers=[teller], keep=channel.ask)
         except GivenUp as given_up:
             if teller.pruned is None:
                 return Outcome(INTERRUPTED, str(given_up))
-            keep(teller.pruned)
+            channel.ask(teller.pruned)
             checkpoints.remove(checkpoints.checkpoint_path(out, claim.config))
         except Interrupted as stopped:
             return Outcome(INTERRUPTED, str(stopped))
