@@ -16,7 +16,6 @@ from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.outcomes import DIVERGED, PRUNED
 from rootfree_lab.search.settings import Claim
 from rootfree_lab.search.spaces import Plain
-from rootfree_lab.search.trials import Told
 from rootfree_lab.training.watching.progress import describe_point, plain_lines
 
 
@@ -38,8 +37,11 @@ class Display:
 
     def __call__(self, claim: Claim, kind: str, content: Any) -> None:
         name = claim.slot.name
-        if kind in ("began", "point"):
-            self._running[claim.id] = f"{name} · {_progress(content)}"
+        if kind == "began":
+            self._running[claim.id] = f"{name} · begins"
+        elif kind == "point":
+            figures = describe_point(content.point)
+            self._running[claim.id] = f"{name} · {content.step}/{content.total} · {figures}"
         else:
             self._running.pop(claim.id, None)
         if kind in ("ended", "failed"):
@@ -53,12 +55,6 @@ class Display:
         ended, found = sum(s.ended for s in statuses), best(statuses)
         value = "none yet" if found is None else f"{found.value:.4g} ({settings(found)})"
         return f"{ended}/{len(statuses)} trials, best {value}"
-
-
-def _progress(told: Told | None) -> str:
-    if told is None:
-        return "begins"
-    return f"{told.step}/{told.total} · {describe_point(told.point)}"
 
 
 def outcome(record: dict[str, Any]) -> str:
