@@ -127,7 +127,7 @@ def _elementwise_bytes(built: Built) -> float:
         for optimizer in built.optimizers:
             for key, t in optimizer.state.get(p, {}).items():
                 # Momenta and diagonal preconditioners, not step counts and factors.
-                is_tensor = isinstance(t, Tensor) and t.dim() > 0 and "." not in key
-                if is_tensor and t.numel() == p.numel():
+                kept = isinstance(t, Tensor) and t.dim() > 0 and "." not in key
+                if kept and t.numel() == p.numel():
                     moved += 2 * t.numel() * t.element_size()
     return moved

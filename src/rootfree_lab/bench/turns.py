@@ -19,8 +19,6 @@ OUT_OF_MEMORY = "out of memory"
 _FEWEST_TURNS = 2
 
 Say = Callable[[str], None]
-
-
 Entry = TypeVar("Entry")
 Row = TypeVar("Row", StepRow, IterationRow)
 
@@ -69,8 +67,9 @@ class Turns(Generic[Entry, Row]):
             for name, row in rows.items()
         }
 
-    def _failed(self, c: Contender, error: Exception) -> Row:
-        return self.kind(c.name, c.family, c.period, failure=why(error))
+    def _failed(self, contender: Contender, error: Exception) -> Row:
+        reason = why(error)
+        return self.kind(contender.name, contender.family, contender.period, failure=reason)
 
 
 def why(error: Exception) -> str:
