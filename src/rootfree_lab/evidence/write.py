@@ -209,8 +209,7 @@ def _ratio(pair: Sequence[Summary | None], on_cpu: bool) -> str:
 
 def _switch(case: Case, there: Outcome | None) -> Row:
     """Without the root, with it, and whether the difference exceeds the spread over seeds."""
-    pair = [there.value(label) if there else None for label in (IF, WHITE)]
-    free, rooted = pair
+    free, rooted = (there.value(label) if there else None for label in (IF, WHITE))
     if there is None or free is None or rooted is None:
         return case.title, ["–", "–", NOT_RUN]
     cells = [told(value, there.unit) for value in (free, rooted)]

@@ -105,13 +105,16 @@ def _installed(field: Sequence[entrants.Entrant]) -> list[entrants.Entrant]:
 
 def _show(console: Console, given: FirstTry, found: Sequence[Record]) -> None:
     """Runs with a schedule and those with a constant rate are two tables and one verdict."""
-    parts = {
-        constant: _of_steps(given, [r for r in found if r.constant == constant])
-        for constant in (False, True)
-    }
+    # With the number of steps that was asked for, by default the task's own.
+    found = [
+        r
+        for r in found
+        if r.steps == suite.steps_of(r.task, r.scale, constant=r.constant, steps=given.steps)
+    ]
+    scheduled = [r for r in found if not r.constant]
     if not console.is_terminal:  # a file has room
         console = Console(width=max(console.width, _WIDTH))
-    plain, constant = (table.cells(parts[each]) for each in (False, True))
+    plain, constant = table.cells(scheduled), table.cells(r for r in found if r.constant)
     for cells, title in ((plain, "first try"), (constant, "first try, constant learning rate")):
         if cells:
             console.print(table.as_table(cells, f"{title}, scale {given.scale}"))
@@ -123,7 +126,7 @@ def _show(console: Console, given: FirstTry, found: Sequence[Record]) -> None:
     if given.page is not None:
         if not plain:
             raise ConfigError("--page: there are no runs with a schedule to write")
-        pieces = (table.as_markdown(plain), table.remarks(parts[False]), verdict.as_markdown(bars))
+        pieces = (table.as_markdown(plain), table.remarks(scheduled), verdict.as_markdown(bars))
         fill(given.page, "\n\n".join(piece.strip() for piece in pieces), MARKS)
 
 
@@ -134,15 +137,6 @@ def _show_tuned(given: FirstTry, found: Sequence[Record]) -> None:
         typer.echo(text)
     else:
         fill(given.page, text, TUNED)
-
-
-def _of_steps(given: FirstTry, found: Sequence[Record]) -> list[Record]:
-    """The runs with the number of steps that was asked for, by default the task's own."""
-    return [
-        r
-        for r in found
-        if r.steps == suite.steps_of(r.task, r.scale, constant=r.constant, steps=given.steps)
-    ]
 
 
 def _check(given: FirstTry) -> None:

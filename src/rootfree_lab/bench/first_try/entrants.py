@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,6 @@ class Entrant:
     def effective(self) -> dict[str, Any]:
         """All options as JSON has them, defaults included: a changed default is another run."""
         registered, options = self.optimizer.name, dict(self.optimizer.options)
-        signature: Mapping[str, inspect.Parameter]
         signature = inspect.signature(METHODS[registered].load()).parameters
         defaults = {
             key: parameter.default
