@@ -83,7 +83,7 @@ def test_blocks_of_the_parts_are_blocks_of_the_matrix(primes, left, right, size,
     matrix = dense(H)
     places = np.arange(math.prod(view)).reshape(view)
     for tile in tiles_of(view, [size] * len(view)):
-        parts = parts_of(H, tile, dtype=torch.float64)
+        parts = parts_of([H], tile, dtype=torch.float64)
         for block, corner in enumerate(_corners(tile)):
             box = tuple(slice(c, c + d) for c, d in zip(corner, tile.sizes, strict=True))
             flat = places[box].reshape(-1)
@@ -104,7 +104,7 @@ def _corners(tile: Tile) -> list[list[int]]:
 def test_a_diagonal_factor_of_a_vocabulary_stays_a_vector():
     H = KroneckerCurvature((torch.ones(50_000), torch.eye(4)), (50_000, 4))
     (tile,) = tiles_of((50_000, 4), [None, None])
-    assert [part.U.shape for part in parts_of(H, tile, dtype=torch.float32)] == [
+    assert [part.U.shape for part in parts_of([H], tile, dtype=torch.float32)] == [
         (1, 50_000),
         (1, 4, 4),
     ]

@@ -190,7 +190,7 @@ class Mixed:
 
 GIVEN = {
     "IFShampoo": (rootfree.IFShampoo, {"lr": 0.01, "block_size": 16}, 1e-4),
-    "IFShampoo-bf16": (rootfree.IFShampoo, {**SHAMPOO, "update_rms": 0.2}, 1e-4),
+    "IFShampoo-bf16": (rootfree.IFShampoo, {**SHAMPOO, "update_rms": 0.2}, 0.02),
     "RFShampoo": (rootfree.RFShampoo, {"lr": 0.01, "block_size": 16}, 1e-4),
     "RFFullAdagrad": (rootfree.RFFullAdagrad, {**FULL, "damping": 0.1}, 1e-4),
     "IFFullAdagrad": (rootfree.IFFullAdagrad, FULL, 1e-4),
@@ -229,13 +229,16 @@ def assert_joint(optimizer, layer) -> None:
 
 @pytest.mark.parametrize("row", GIVEN)
 def test_the_same_trajectory_with_given_curvature(row):
-    """Rules between kernels: directions are the same numbers, in the dtype of the products."""
+    """By kernels for matrices with bf16 products, by the rule between kernels for the others."""
     models, optimizers, tolerance = given_pair(row)
     run(models, optimizers, range(4))
     assert_paths(models, optimizers)
     for model, optimizer in zip(models, optimizers, strict=True):
         assert_joint(optimizer, model[3])
-        assert all(s.bucket.plan.kernel is None for st in stacks(optimizer) for s in st.shares)
+        for share in (share for stack in stacks(optimizer) for share in stack.shares):
+            known = row == "IFShampoo-bf16" and len(share.bucket.structures) > 1
+            by_kernel = known and optimizer is optimizers[0]
+            assert (share.bucket.plan.kernel is not None) == by_kernel
     assert_alike(models, optimizers, tolerance)
 
 
@@ -244,7 +247,7 @@ def test_the_same_trajectory_with_one_form_of_curvature(form):
     models, optimizers = pair(rootfree.IFShampoo, **SHAMPOO, curvature=FromGradients(form))
     run(models, optimizers, range(3))
     assert_paths(models, optimizers)
-    assert_alike(models, optimizers, 1e-4)
+    assert_alike(models, optimizers, 0.02)
 
 
 @pytest.mark.parametrize("missing", ["weight", "bias"])

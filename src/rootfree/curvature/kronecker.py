@@ -100,19 +100,19 @@ class KroneckerBlocks:
         self, Ks: Sequence[Tensor], structures: Sequence[Structure]
     ) -> list[tuple[Tensor, Tensor]]:
         """For every axis n: Π(Kₙᵀ Cₙ Kₙ), of parts scaled to entries of at most one, and weight."""
-        Ks = [K.to(self._dtype) for K in Ks]
 
         def P(j: int, diagonal: bool) -> Tensor:  # KⱼKⱼᵀ
+            wide = Ks[j].to(self._dtype)
             if diagonal:
-                return structures[j].squared_rows(Ks[j])
-            K = structures[j].unpack(Ks[j])
+                return structures[j].squared_rows(wide)
+            K = structures[j].unpack(wide)
             return K @ K.mT
 
         # squared one after the other: the product of scales may be large, that of weights too
         weight = self._ones() * self.scale * self.scale
         traces, grams = [], {}
         for part in self.parts:
-            largest = part.U.abs().flatten(1).amax(1)
+            largest: Tensor = torch.linalg.vector_norm(part.U.flatten(1), math.inf, dim=1)
             unit = power_of_two(largest.clamp(min=torch.finfo(largest.dtype).tiny))
             weight = weight * unit
             part = Part(part.axes, part.U / per_block(unit, part.U))
@@ -204,25 +204,42 @@ class KroneckerBlocks:
         return C
 
 
-def parts_of(H: KroneckerCurvature, tile: Tile, *, dtype: torch.dtype) -> list[Part]:
-    """The restriction of H to every block of a tile: diagonal sub-blocks of the regrouped factors.
+def parts_of(Hs: Sequence[KroneckerCurvature], tile: Tile, *, dtype: torch.dtype) -> list[Part]:
+    """The restriction of each H to every block of a tile: sub-blocks of the regrouped factors.
 
-    Exact: the entries of a Kronecker product are products of entries.
+    Exact: the entries of a Kronecker product are products of entries. The Hs are alike in form.
     """
     parts = []
-    for ns, ms in regroup(tile.view, H.axes):
-        factors = [H.factors[m].to(dtype) for m in ms]
+    for ns, ms in regroup(tile.view, Hs[0].axes):
+        factors = [together([H.factors[m] for H in Hs]).to(dtype) for m in ms]
         blocks = [1] * len(tile.counts)  # the blocks along these axes; the others repeat them
         for n in ns:
             blocks[n] = tile.counts[n]
         uncut = all(tile.sizes[n] == tile.view[n] for n in ns)
         if uncut and len(factors) == 1:
-            U = factors[0].unsqueeze(0)
+            U = factors[0].unsqueeze(1)
         else:
             U = _entries(factors, _places(tile, ns, factors[0].device))
-        U = U.view(*blocks, *U.shape[1:]).expand(*tile.counts, *U.shape[1:])
-        parts.append(Part(tuple(ns), U.reshape(tile.blocks, *U.shape[len(blocks) :])))
+        sizes = U.shape[2:]
+        U = U.view(len(Hs), *blocks, *sizes).expand(len(Hs), *tile.counts, *sizes)
+        parts.append(Part(tuple(ns), U.reshape(len(Hs) * tile.blocks, *sizes)))
     return parts
+
+
+def together(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape as one stack: a view where they are its rows already, else a copy."""
+    first = tensors[0]
+    step = first.numel()
+    if first.is_contiguous() and all(
+        t.is_contiguous()
+        and t.dtype == first.dtype
+        and t.storage_offset() == first.storage_offset() + i * step
+        and t.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        for i, t in enumerate(tensors)
+    ):
+        strides = (step, *first.stride())
+        return first.as_strided((len(tensors), *first.shape), strides, first.storage_offset())
+    return torch.stack(tuple(tensors))
 
 
 def _places(tile: Tile, ns: range, device: torch.device) -> Tensor:
@@ -238,18 +255,18 @@ def _places(tile: Tile, ns: range, device: torch.device) -> Tensor:
 
 
 def _entries(factors: Sequence[Tensor], places: Tensor) -> Tensor:
-    """⊗ of the factors at places (c, D): (c, D, D), or (c, D) if every factor is diagonal."""
-    sizes = [U.shape[0] for U in factors]
-    diagonal = all(U.dim() == 1 for U in factors)
+    """⊗ of the factors (k, d, d) at places (c, D): (k, c, D, D), or (k, c, D) for diagonal ones."""
+    sizes = [U.shape[1] for U in factors]
+    diagonal = all(U.dim() == 2 for U in factors)
     product: Tensor | None = None
     for m, U in enumerate(factors):
         i = places // math.prod(sizes[m + 1 :]) % sizes[m]
         if diagonal:
-            entries = U[i]
-        elif U.dim() == 1:
-            entries = U[i].unsqueeze(2) * (i.unsqueeze(2) == i.unsqueeze(1))
+            entries = U[:, i]
+        elif U.dim() == 2:
+            entries = U[:, i].unsqueeze(3) * (i.unsqueeze(2) == i.unsqueeze(1))
         else:
-            entries = U[i.unsqueeze(2), i.unsqueeze(1)]
+            entries = U[:, i.unsqueeze(2), i.unsqueeze(1)]
         product = entries if product is None else product * entries
     assert product is not None
     return product

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class CurvatureSource:
         """
         self._answers, self._cuts, self.largest = {}, {}, []
         answers: dict[Tensor, ParameterCurvature | None] = {}
+        held: list[tuple[Tensor, Tensor]] = []
         for p, shape, B in matrices:
             if p not in answers:
                 H = self._curvature.of(p, batch_size=B)
@@ -71,10 +72,12 @@ class CurvatureSource:
                 V = H.V if isinstance(H, SumOfOuterProducts) else None
                 _check_form(H, p, shape)
                 answers[p] = H
-                # Now, too: V need not stay, and its parts are made anew where they are used.
-                self.largest += [(p, _largest(t)) for t in _tensors_of(H) if t.numel() > 0]
-                if V is not None:
+                if V is None:
+                    held += [(p, t) for t in _tensors_of(H) if t.numel() > 0]
+                else:  # now, too: V need not stay, and is made anew where it is used
+                    self.largest += [(p, each) for each in _largest([V])]
                     self._cuts |= {(p, tile): cut_out(tile, V) for tile in blocks_here(p) or ()}
+        self.largest += zip((p for p, _ in held), _largest([t for _, t in held]), strict=True)
         self._answers = answers
 
     @_disable_dynamo
@@ -146,9 +149,15 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
             raise ValueError(f"{what} must be on {p.device}, got {t.device}")
 
 
-def _largest(tensor: Tensor) -> Tensor:
-    largest: Tensor = torch.linalg.vector_norm(tensor.detach(), math.inf)
-    return largest
+def _largest(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The largest magnitude in each tensor that is not empty: one call for those of one dtype."""
+    found: list[Tensor | None] = [None] * len(tensors)
+    for kind in dict.fromkeys((t.device, t.dtype) for t in tensors):
+        alike = [i for i, t in enumerate(tensors) if (t.device, t.dtype) == kind]
+        norms = torch._foreach_norm([tensors[i] for i in alike], math.inf)
+        for i, norm in zip(alike, norms, strict=True):
+            found[i] = norm
+    return cast("list[Tensor]", found)
 
 
 def _tensors_of(H: ParameterCurvature | None) -> Sequence[Tensor]:

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rootfree.curvature.diagonal import DiagonalCurvature
-from rootfree.curvature.kronecker import KroneckerBlocks, KroneckerCurvature, Part, parts_of
+from rootfree.curvature.kronecker import (
+    KroneckerBlocks,
+    KroneckerCurvature,
+    Part,
+    parts_of,
+    together,
+)
 from rootfree.curvature.outer_products import OuterProducts, SumOfOuterProducts
 from rootfree.curvature.protocol import ParameterCurvature
 from rootfree.curvature.regrouping import regroup
@@ -95,22 +101,31 @@ def _stack(
             part.view(*tile.counts, *tile.sizes, form[1]).copy_(_grid_of_many(tile, H.V))
         return OuterProducts(V)
     wide = torch.promote_types(G.dtype, torch.float32)
-    restricted = [_parts(tile, H, wide) for tile, H in given]
+    runs = [list(run) for _, run in groupby(given, key=_alike)]
+    restricted = [_parts([H for _, H in run], run[0][0], wide) for run in runs]
     return KroneckerBlocks(
         tuple(
-            Part(members[0].axes, torch.cat([part.U for part in members]))
+            Part(members[0].axes, _joined([part.U for part in members]))
             for members in zip(*restricted, strict=True)
         ),
         tuple(G.shape[1:]),
     )
 
 
-def _parts(tile: Tile, H: KroneckerCurvature | DiagonalCurvature, dtype: torch.dtype) -> list[Part]:
-    if isinstance(H, KroneckerCurvature):
-        return parts_of(H, tile, dtype=dtype)
+def _alike(given: tuple[Tile, KroneckerCurvature | DiagonalCurvature]) -> tuple[Any, ...]:
+    """What must agree for two curvatures to be cut in one go."""
+    tile, H = given
+    if isinstance(H, DiagonalCurvature):
+        return tile, H.h.shape
+    return tile, H.axes, tuple(U.dim() for U in H.factors)
+
+
+def _parts(Hs: Sequence[Any], tile: Tile, dtype: torch.dtype) -> list[Part]:
+    if isinstance(Hs[0], KroneckerCurvature):
+        return parts_of(Hs, tile, dtype=dtype)
     # A diagonal is one part over all axes, and is cut as a gradient is.
-    h = tile.grid(H.diagonal().to(dtype)).reshape(tile.blocks, -1)
-    return [Part(tuple(range(len(tile.view))), h)]
+    h = _grid_of_many(tile, together([H.h for H in Hs]).to(dtype).abs())
+    return [Part(tuple(range(len(tile.view))), h.movedim(-1, 0).reshape(len(Hs) * tile.blocks, -1))]
 
 
 def _grid_of_many(tile: Tile, V: Tensor) -> Tensor:
@@ -182,4 +197,10 @@ class MixedCurvature:
 
 
 def _take(stack: Tensor, rows: Sequence[slice]) -> Tensor:
-    return stack[rows[0]] if len(rows) == 1 else torch.cat([stack[row] for row in rows])
+    if rows[0].start == 0 and sum(row.stop - row.start for row in rows) == len(stack):
+        return stack
+    return _joined([stack[row] for row in rows])
+
+
+def _joined(stacks: Sequence[Tensor]) -> Tensor:
+    return stacks[0] if len(stacks) == 1 else torch.cat(tuple(stacks))

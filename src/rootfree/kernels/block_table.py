@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rootfree.layout.tiles import Piece
+from rootfree.layout.tiles import Piece, contiguous_strides
 
 # A program's share of a rectangle. What is one piece of memory is cut into rows of COLS.
 ROWS, COLS, WARPS = 4, 1024, 8
@@ -34,6 +36,22 @@ class Item(NamedTuple):
     row: int
     column: int
     place: int  # of its partial sum of squared gradients
+
+
+def with_room(piece: Piece, sizes: Sequence[int], rooms: Sequence[int]) -> Piece:
+    """A piece of a stack of blocks of these sizes, where the stack has room for larger ones."""
+    move = partial(_moved, sizes=sizes, rooms=rooms)
+    strides = tuple(map(move, piece.stack_strides))
+    return piece._replace(stack_strides=strides, stack_offset=move(piece.stack_offset))
+
+
+def _moved(place: int, sizes: Sequence[int], rooms: Sequence[int]) -> int:
+    """Where an element of a stack is when its blocks have more room; of a stride, what it is."""
+    block, place = divmod(place, math.prod(sizes))
+    moved = block
+    for old, new, d in zip(contiguous_strides(sizes), rooms, sizes, strict=True):
+        moved = moved * new + place // old % d
+    return moved
 
 
 def rectangles_of(

@@ -6,6 +6,7 @@ the tail reads them from there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rootfree.curvature import OuterProducts
+from rootfree.kernels.axis_products import room, without
 from rootfree.kernels.block_table import (
     COLS,
     ROWS,
@@ -24,12 +27,13 @@ from rootfree.kernels.block_table import (
     items_in,
     items_of,
     rectangles_of,
+    with_room,
 )
 from rootfree.kernels.graphs import Recordings, side_by_side
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.plan import Group
 from rootfree.kernels.rounding import advance_
-from rootfree.kernels.stack import CurvatureOf, Part, Stack, shares_of
+from rootfree.kernels.stack import CurvatureOf, Part, Share, Stack, shares_of
 from rootfree.kernels.tables import NUMBERS, SKIP, AddressTable, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.rules.momentum import Tail
@@ -60,7 +64,12 @@ class KernelStack(Stack):
         if kernel is None or self.numbers is None:
             super()._precondition_part_(part, group, curvature)
         else:
-            kernel(part.state, part.G, part.squares, self.numbers.tensor, refresh=refresh)
+            H = None if curvature is None else curvature(part)
+            # The kernels make B·ggᵀ themselves.
+            own = H is None or (isinstance(H, OuterProducts) and H.V is part.G)
+            words = {} if own else {"H": H}
+            G = part.G if part.padded is None else part.padded
+            kernel(part.state, G, part.squares, self.numbers.tensor, refresh=refresh, **words)
             self.keep_(part, refresh=refresh)
 
     def keep_(self, part: Part, *, refresh: bool) -> None:
@@ -87,30 +96,33 @@ class FusedStack(KernelStack):
         device = self.ps[0].device
         where = {p: i for i, p in enumerate(self.ps)}
         of_parameter: list[list[tuple[Rectangle, int]]] = [[] for _ in self.ps]  # place of its sums
-        #: of each share: first element, first sum, sums a block
-        self._places: list[tuple[int, int, int]] = []
+        #: of each share: first element, sizes in memory, first sum, sums a block
+        self._places: list[tuple[int, tuple[int, ...], int, int]] = []
         self._elements = self._sums = filled = 0
         ragged = False
         for share in self.shares:
             blocks: list[list[Rectangle]] = [[] for _ in range(share.blocks)]
-            start, first = self._elements, 0
+            start, first, sizes = self._elements, 0, share.slots[0].tile.sizes
+            rooms = tuple(map(room, sizes)) if _kernel_pads(share) else sizes
+            elements = math.prod(rooms)
             for slot in share.slots:
                 tile = slot.tile
                 for piece in slot.pieces:
                     if piece.p in where:
+                        mine = piece if rooms == sizes else with_room(piece, sizes, rooms)
                         found = rectangles_of(
-                            piece, parameter=where[piece.p], stack=start, block=tile.elements
+                            mine, parameter=where[piece.p], stack=start, block=elements
                         )
                         for number, rectangle in found:
                             blocks[first + number].append(rectangle)
                             filled += rectangle.elements
                 first += tile.blocks
-                start += tile.blocks * tile.elements
+                start += tile.blocks * elements
             # A block inside a larger parameter has rows of its own, a whole parameter has none.
             counts = [sum(map(items_in, block)) for block in blocks]
             most = max(counts)
             ragged = ragged or min(counts) < most
-            self._places.append((self._elements, self._sums, most))
+            self._places.append((self._elements, rooms, self._sums, most))
             for block in blocks:
                 at = self._sums
                 for rectangle in block:
@@ -119,8 +131,8 @@ class FusedStack(KernelStack):
                 self._sums += most
             filled += -start % 64
             self._elements = start + -start % 64  # where the matrix units like it
-        # Blocks with fewer sums than others of their share, and parameters without a gradient in a
-        # joint pair, leave zeros.
+        # Blocks with fewer sums than others of their share, parameters without a gradient in a
+        # joint pair, and padding, leave zeros.
         self._ragged, self._gaps = ragged, filled < self._elements
         # Parameters that can be read eight numbers at a time come first.
         regular = [aligned([r for r, _ in mine]) for mine in of_parameter]
@@ -215,13 +227,14 @@ class FusedStack(KernelStack):
 
     def parts(self) -> Iterator[Part]:
         """Each share with its part of the stack and (b, n) sums of squares."""
-        for share, (first, place, sums) in zip(self.shares, self._places, strict=True):
-            tile, blocks = share.slots[0].tile, share.blocks
-            G = self._values[first : first + blocks * tile.elements].view(blocks, *tile.sizes)
+        for share, (first, rooms, place, sums) in zip(self.shares, self._places, strict=True):
+            sizes, blocks = share.slots[0].tile.sizes, share.blocks
+            values = self._values[first : first + blocks * math.prod(rooms)].view(blocks, *rooms)
+            G = values if rooms == sizes else without(values, sizes)
             squares = self._squares[place : place + blocks * sums].view(blocks, sums)
             slabs, rows = share.bucket.slabs, share.rows
             state = slabs if rows is None else select(slabs, rows)
-            yield Part(share, G, state, squares)
+            yield Part(share, G, state, squares, values)
 
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""
@@ -295,3 +308,8 @@ class FusedStack(KernelStack):
     def _launches(self, regular: bool) -> list[tuple[Tensor, int, bool]]:
         """Items in one or two launches: those that may be read eight at a time, and the others."""
         return self._split if regular else [(self._items, len(self._items), False)]
+
+
+def _kernel_pads(share: Share) -> bool:
+    """Whether directions are made by kernels that multiply matrices."""
+    return share.bucket.plan.kernel is not None and len(share.bucket.structures) > 1

@@ -118,6 +118,7 @@ class IFShampoo(BlockOptimizer):
     options = {**INVERSE_FREE_OPTIONS, "rate_by_rank": boolean}
     _direction = staticmethod(direction)
     _kernel = staticmethod(factors.direction_)
+    _kernel_takes_curvature = True
 
     def __init__(
         self,

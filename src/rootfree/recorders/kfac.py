@@ -14,7 +14,14 @@ from torch.autograd.graph import get_gradient_edge
 from rootfree.curvature import KroneckerCurvature, ParameterCurvature
 from rootfree.recorders.example_gradients import total_of_layer
 from rootfree.recorders.grams import as_written, row_dtype
-from rootfree.recorders.kfac_factors import Call, LayerSums, Sharing, gradient_sum, input_sums
+from rootfree.recorders.kfac_factors import (
+    Call,
+    LayerSums,
+    Sharing,
+    factors_of_layers,
+    gradient_sum,
+    input_sums,
+)
 from rootfree.recorders.layers import ConvLayer, Layer, find_layers
 from rootfree.recorders.recorder import Recorder
 from rootfree.recorders.soundness import NOT_WHOLE, UNCLEAR, this_backward
@@ -72,6 +79,7 @@ class KFACRecorder(Recorder):
 
     _records: dict[int, LayerSums]  # by the identity of the weight
     _calls: list[Call]  # of the forward passes whose loss has not been seen yet
+    _made: dict[int, dict[int, tuple[Tensor, Tensor]]]  # by batch size: G and A by weight
     _through: dict[int, dict[int, Tensor]]  # by weight and backward pass: what came by its layer
 
     def __init__(
@@ -209,7 +217,7 @@ class KFACRecorder(Recorder):
                 sums.G += G
                 if not call.added:
                     sums.inputs.add_(call.inputs)
-            call.added = True
+            call.added, self._made = True, {}
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         if self.fisher == "empirical":
@@ -240,8 +248,9 @@ class KFACRecorder(Recorder):
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
         layer = self._owners.get(id(p))
-        sums = self._records.get(id(layer.weight)) if layer is not None else None
-        if layer is None or sums is None or id(layer.weight) in self._strangers:
+        if layer is None or id(layer.weight) in self._strangers:
+            return None
+        if id(layer.weight) not in self._records:
             return None
         self._check_terms(batch_size)
         if self.fisher == "empirical":
@@ -251,20 +260,26 @@ class KFACRecorder(Recorder):
         else:
             # Rows are of the summed loss, whose average the optimizer sees.
             factor = 1 / (batch_size * (self.samples if self.fisher == "monte-carlo" else 1))
-        G = sums.gradient_factor() * factor
+        if batch_size not in self._made:
+            recorded = {
+                key: (sums, self._joined(self._layers[key])) for key, sums in self._records.items()
+            }
+            self._made[batch_size] = factors_of_layers(recorded, factor=factor)
+        G, A = self._made[batch_size][id(layer.weight)]
         if p is layer.bias:
             return KroneckerCurvature((G,), (len(G),))
-        A = sums.inputs.mean(bias=self._joined(layer))
         factors = (A, G) if layer.indexed else (G, A)
         return KroneckerCurvature(factors, tuple(len(U) for U in factors))
 
     def _drop(self) -> None:
         super()._drop()
         self._calls = []
+        self._made = {}
         self._through = {}
         self._unclear = []
 
     def _reduce(self) -> None:
+        self._made = {}
         layers = list(self._layers.values())
         device = next(iter(self._records.values())).G.device
         strange = self._ranks.any([id(layer.weight) in self._strangers for layer in layers])

@@ -53,8 +53,9 @@ class BlockOptimizer(RootFreeOptimizer):
 
     _handle: int  #: by which a compiled graph finds the optimizer
 
-    #: kernels that do what `_direction` does, with the default curvature
+    #: kernels that do what `_direction` does, and whether they do so with a given curvature
     _kernel: ClassVar[Callable[..., None] | None] = None
+    _kernel_takes_curvature: ClassVar[bool] = False
 
     _recorder: GraphRecorder | None = None  # one for all stacks: they never run at the same time
     _placed: Placing | None = None  # made when it is needed; copies start without

@@ -243,17 +243,19 @@ def _plain_flag(tensors: list[Tensor]) -> Tensor:
     """1 if a number in tensors of one device is not finite, else 0: float32, on the device."""
     if host_reads(tensors[0].device):
         return torch.tensor(0.0 if all_finite(tensors) else 1.0)
-    norms = list(torch._foreach_norm(tensors, math.inf))
+    return 1 - _are_finite(torch._foreach_norm(tensors, math.inf)).float()
+
+
+def _are_finite(norms: Sequence[Tensor]) -> Tensor:
     if len({norm.dtype for norm in norms}) > 1:
         norms = [norm.double() for norm in norms]
-    return 1 - torch.stack(norms).isfinite().all().float()
+    return torch.stack(tuple(norms)).isfinite().all()
 
 
 def all_finite(gs: list[Tensor]) -> bool:
     """Whether all numbers are finite; the host waits for the answer."""
     # Fast, and sure if it says yes; sums of squares overflow where no number does.
-    norms = [norm.double() for norm in torch._foreach_norm(gs)] if gs else []
-    return not norms or bool(torch.stack(norms).isfinite().all()) or _each_finite(gs)
+    return not gs or bool(_are_finite(torch._foreach_norm(gs))) or _each_finite(gs)
 
 
 def _each_finite(gs: Sequence[Tensor]) -> bool:

@@ -129,8 +129,11 @@ class Structure(ABC):
         return self.project_gram(self.unpack(K).mT)
 
     def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
-        """``Π(Kᵀ U K)``, packed, of a symmetric U (b, d, d), or (b, d) for a diagonal one."""
-        dense = self.unpack(K)
+        """``Π(Kᵀ U K)``, packed, of a symmetric U (b, d, d), or (b, d) for a diagonal one.
+
+        In the dtype of U, which may be wider than that of K.
+        """
+        dense = self.unpack(K.to(U.dtype))
         return self.project(dense.mT @ (U.unsqueeze(-1) * dense if U.dim() == 2 else U @ dense))
 
     def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:

@@ -87,6 +87,7 @@ class BlockDiagonal(SizedStructure):
         return K.mT @ K
 
     def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
+        K = K.to(U.dtype)
         if U.dim() == 2:
             return K.mT @ (self._split(U.unsqueeze(-1)) * K)
         return K.mT @ (self.pack(U) @ K)  # the other blocks of U do not meet those of K

@@ -55,7 +55,7 @@ class Diagonal(Structure):
         return K.square()
 
     def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
-        return K.square() * (U if U.dim() == 2 else U.diagonal(dim1=1, dim2=2))
+        return K.to(U.dtype).square() * (U if U.dim() == 2 else U.diagonal(dim1=1, dim2=2))
 
     def squared_rows(self, K: Tensor) -> Tensor:
         return K.to(wide_dtype(K.dtype)).square()
