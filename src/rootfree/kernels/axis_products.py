@@ -63,6 +63,21 @@ def in_room(state: dict[str, Tensor], *, changes: bool) -> Iterator[dict[str, Te
             t.copy_(without(whole[name], t.shape[1:]))
 
 
+def site_of(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:
+    """What tells the launches of one portion from those of others (see `launch`)."""
+    tensors = [G, *state.values(), *([] if sums is None else [sums])]
+    return (
+        G.device, G.shape, operand(state, 0).dtype, "started" in state, "upper0" in state,
+        None if sums is None else sums.shape, norm,
+        *[t.data_ptr() % 16 for t in tensors],
+    )  # fmt: skip
+
+
+def operand(state: dict[str, Tensor], n: int) -> Tensor:
+    """The factor as products take it: its upper half, where it is in halves."""
+    return state[f"upper{n}" if f"upper{n}" in state else f"factor{n}"]
+
+
 def symmetric_product(site: Site, K: Tensor) -> Tensor:
     """K Kᵀ."""
     b, d = K.shape[:2]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rootfree.kernels.axis_products import room
 from rootfree.layout.tiles import Piece, contiguous_strides
+
+if TYPE_CHECKING:
+    from rootfree.kernels.stack import Share
 
 # A program's share of a rectangle. What is one piece of memory is cut into rows of COLS.
 ROWS, COLS, WARPS = 4, 1024, 8
@@ -103,6 +108,80 @@ def items_in(rectangle: Rectangle) -> int:
     """How many items a rectangle has."""
     rows = -(-rectangle.elements // rectangle.columns)
     return -(-rows // ROWS) * -(-rectangle.columns // COLS)
+
+
+@dataclass
+class Placed:
+    """Where the blocks of shares are in a stack, and their sums."""
+
+    #: of each share: first element, sizes in memory, first sum, sums a block
+    shares: list[tuple[int, tuple[int, ...], int, int]]
+    of_parameter: list[list[tuple[Rectangle, int]]]  # its rectangles, with the places of their sums
+    elements: int = 0
+    sums: int = 0
+    ragged: bool = False  # whether blocks have fewer sums than others of their share
+    gaps: bool = False  # whether there are elements that no parameter has
+
+
+def placed(shares: Sequence[Share], where: Mapping[Tensor, int]) -> Placed:
+    """Share after share; `where`: positions of the parameters that have gradients."""
+    made, filled = Placed([], [[] for _ in where]), 0
+    for share in shares:
+        blocks: list[list[Rectangle]] = [[] for _ in range(share.blocks)]
+        start, first, sizes = made.elements, 0, share.slots[0].tile.sizes
+        matrices = share.bucket.plan.kernel is not None and len(sizes) > 1
+        rooms = tuple(map(room, sizes)) if matrices else sizes
+        elements = math.prod(rooms)
+        for slot in share.slots:
+            for piece in slot.pieces:
+                if piece.p in where:
+                    piece = piece if rooms == sizes else with_room(piece, sizes, rooms)
+                    i = where[piece.p]
+                    found = rectangles_of(piece, parameter=i, stack=start, block=elements)
+                    for number, rectangle in found:
+                        blocks[first + number].append(rectangle)
+                        filled += rectangle.elements
+            first += slot.tile.blocks
+            start += slot.tile.blocks * elements
+        # A block inside a larger parameter has rows of its own, a whole parameter has none.
+        counts = [sum(map(items_in, block)) for block in blocks]
+        most = max(counts)
+        made.ragged = made.ragged or min(counts) < most
+        made.shares.append((made.elements, rooms, made.sums, most))
+        for block in blocks:
+            at = made.sums
+            for rectangle in block:
+                made.of_parameter[rectangle.parameter].append((rectangle, at))
+                at += items_in(rectangle)
+            made.sums += most
+        filled += -start % 64
+        made.elements = start + -start % 64  # where the matrix units like it
+    # Parameters without a gradient in a joint pair, and padding, leave zeros.
+    made.gaps = filled < made.elements
+    return made
+
+
+def in_order(
+    of_parameter: Sequence[Sequence[tuple[Rectangle, int]]],
+) -> tuple[list[Rectangle], list[Item], list[tuple[int, int]], int]:
+    """Rectangles and items of all parameters, first and last item of each, and the regular ones.
+
+    Given are the rectangles of each parameter with the places of their sums. Those that can be read
+    eight numbers at a time come first: the last result is how many items they have.
+    """
+    eights = [aligned([r for r, _ in mine]) for mine in of_parameter]
+    rectangles: list[Rectangle] = []
+    items: list[Item] = []
+    spans, regular = [(0, 0)] * len(of_parameter), 0
+    for i in sorted(range(len(of_parameter)), key=lambda i: not eights[i]):
+        begin = len(items)
+        for rectangle, at in of_parameter[i]:
+            items += items_of(rectangle, number=len(rectangles), place=at)
+            rectangles.append(rectangle)
+        spans[i] = (begin, len(items))
+        if eights[i]:
+            regular = len(items)
+    return rectangles, items, spans, regular
 
 
 def aligned(rectangles: Sequence[Rectangle]) -> bool:

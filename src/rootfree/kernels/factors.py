@@ -23,8 +23,10 @@ from rootfree.kernels.axis_products import (
     long_gram,
     matricised,
     multiply,
+    operand,
     padded,
     room,
+    site_of,
     symmetric_product,
     tiling,
     without,
@@ -101,21 +103,6 @@ def _vectors_(
         site=(*site_of(G, state, None, norm), refresh),
         REFRESH=refresh, START="started" in state, NORM=norm or "none", BLOCK=1024, num_warps=4,
     )  # fmt: skip
-
-
-def site_of(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:
-    """What tells the launches of one portion from those of others (see `launch`)."""
-    tensors = [G, *state.values(), *([] if sums is None else [sums])]
-    return (
-        G.device, G.shape, operand(state, 0).dtype, "started" in state, "upper0" in state,
-        None if sums is None else sums.shape, norm,
-        *[t.data_ptr() % 16 for t in tensors],
-    )  # fmt: skip
-
-
-def operand(state: dict[str, Tensor], n: int) -> Tensor:
-    """The factor as products take it: its upper half, where it is in halves."""
-    return state[f"upper{n}" if f"upper{n}" in state else f"factor{n}"]
 
 
 def _refresh_(

@@ -7,33 +7,29 @@ the tail reads them from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rootfree.curvature import OuterProducts
-from rootfree.kernels.axis_products import room, without
+from rootfree.curvature import BlockCurvature, OuterProducts
+from rootfree.kernels.axis_products import without
 from rootfree.kernels.block_table import (
     COLS,
     ROWS,
     WARPS,
-    Item,
-    Rectangle,
-    aligned,
     as_table,
-    items_in,
-    items_of,
-    rectangles_of,
-    with_room,
+    in_order,
+    placed,
 )
+from rootfree.kernels.fixed import replay
 from rootfree.kernels.graphs import Recordings, side_by_side
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.plan import Group
 from rootfree.kernels.rounding import advance_
-from rootfree.kernels.stack import CurvatureOf, Part, Share, Stack, shares_of
+from rootfree.kernels.stack import CurvatureOf, Part, Stack, shares_of
 from rootfree.kernels.tables import NUMBERS, SKIP, AddressTable, NumberTable, send_numbers
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.rules.momentum import Tail
@@ -65,9 +61,7 @@ class KernelStack(Stack):
             super()._precondition_part_(part, group, curvature)
         else:
             H = None if curvature is None else curvature(part)
-            # The kernels make B·ggᵀ themselves.
-            own = H is None or (isinstance(H, OuterProducts) and H.V is part.G)
-            words = {} if own else {"H": H}
+            words = {} if H is None or _is_default(H, part) else {"H": H}
             G = part.G if part.padded is None else part.padded
             kernel(part.state, G, part.squares, self.numbers.tensor, refresh=refresh, **words)
             self.keep_(part, refresh=refresh)
@@ -82,71 +76,27 @@ class FusedStack(KernelStack):
     """Blocks of some buckets, one after the other, and the tables that say where they belong."""
 
     def __init__(
-        self, ps: list[Tensor], buckets: list[Bucket[Any]], recordings: Recordings | None = None
+        self,
+        ps: list[Tensor],
+        buckets: list[Bucket[Any]],
+        recordings: Recordings | None = None,
+        *,
+        given: bool = False,
     ) -> None:
+        """`given`: whether the curvature is; it is then assembled outside of recordings."""
         self.ps = ps
         self.shares = shares_of(ps, buckets)
         self._dtype = self.shares[0].bucket.plan.dtype
         self._recordings = recordings  # None: nothing is replayed
+        self._is_given = given
         self._baked = () if self.by_kernels else _RATES
         self._kept: tuple[Tensor, Tensor] | None = None
         self._lay_out()
 
     def _lay_out(self) -> None:
         device = self.ps[0].device
-        where = {p: i for i, p in enumerate(self.ps)}
-        of_parameter: list[list[tuple[Rectangle, int]]] = [[] for _ in self.ps]  # place of its sums
-        #: of each share: first element, sizes in memory, first sum, sums a block
-        self._places: list[tuple[int, tuple[int, ...], int, int]] = []
-        self._elements = self._sums = filled = 0
-        ragged = False
-        for share in self.shares:
-            blocks: list[list[Rectangle]] = [[] for _ in range(share.blocks)]
-            start, first, sizes = self._elements, 0, share.slots[0].tile.sizes
-            rooms = tuple(map(room, sizes)) if _kernel_pads(share) else sizes
-            elements = math.prod(rooms)
-            for slot in share.slots:
-                tile = slot.tile
-                for piece in slot.pieces:
-                    if piece.p in where:
-                        mine = piece if rooms == sizes else with_room(piece, sizes, rooms)
-                        found = rectangles_of(
-                            mine, parameter=where[piece.p], stack=start, block=elements
-                        )
-                        for number, rectangle in found:
-                            blocks[first + number].append(rectangle)
-                            filled += rectangle.elements
-                first += tile.blocks
-                start += tile.blocks * elements
-            # A block inside a larger parameter has rows of its own, a whole parameter has none.
-            counts = [sum(map(items_in, block)) for block in blocks]
-            most = max(counts)
-            ragged = ragged or min(counts) < most
-            self._places.append((self._elements, rooms, self._sums, most))
-            for block in blocks:
-                at = self._sums
-                for rectangle in block:
-                    of_parameter[rectangle.parameter].append((rectangle, at))
-                    at += items_in(rectangle)
-                self._sums += most
-            filled += -start % 64
-            self._elements = start + -start % 64  # where the matrix units like it
-        # Blocks with fewer sums than others of their share, parameters without a gradient in a
-        # joint pair, and padding, leave zeros.
-        self._ragged, self._gaps = ragged, filled < self._elements
-        # Parameters that can be read eight numbers at a time come first.
-        regular = [aligned([r for r, _ in mine]) for mine in of_parameter]
-        rectangles: list[Rectangle] = []
-        items: list[Item] = []
-        spans, self._regular = [(0, 0)] * len(self.ps), 0
-        for i in sorted(range(len(self.ps)), key=lambda i: not regular[i]):
-            begin = len(items)
-            for rectangle, at in of_parameter[i]:
-                items += items_of(rectangle, number=len(rectangles), place=at)
-                rectangles.append(rectangle)
-            spans[i] = (begin, len(items))
-            if regular[i]:
-                self._regular = len(items)
+        self._placed = placed(self.shares, {p: i for i, p in enumerate(self.ps)})
+        rectangles, items, spans, self._regular = in_order(self._placed.of_parameter)
         self._rectangles = as_table(rectangles, torch.int64, device)
         self._items = as_table(items, torch.int32, device)
         parts = ((self._items[: self._regular], True), (self._items[self._regular :], False))
@@ -188,32 +138,47 @@ class FusedStack(KernelStack):
         room = self._kept
         if room is None or self._recordings_now() is None:
             device = self._items.device
-            make = torch.zeros if self._ragged else torch.empty
+            make = torch.zeros if self._placed.ragged else torch.empty
             room = (
-                torch.empty(self._elements, dtype=self._dtype, device=device),
-                make(self._sums, dtype=torch.float64, device=device),
+                torch.empty(self._placed.elements, dtype=self._dtype, device=device),
+                make(self._placed.sums, dtype=torch.float64, device=device),
             )
             if self._recordings_now() is not None:
                 self._kept = room
         self._values, self._squares = room
-        if self._gaps:
+        if self._placed.gaps:
             self._values.zero_()
 
     def precondition_(self, group: Group, curvature: CurvatureOf | None) -> None:
         """Gradients in the stack <- their directions, from a graph where that is faster."""
         recordings = self._recordings_now()
         if recordings is None:
-            self._precondition_parts_(group, curvature)
-        else:  # all that it depends on beside the contents of tensors
-            rates = [group.get(name) for name in self._baked]
-            slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
-            kind = (curvature is not None, *rates, *slabs)
-            recordings(kind, partial(self._precondition_parts_, group, curvature))
+            self._precondition_parts_(group, curvature, {})
+            return
+        # all that it depends on beside the contents of tensors
+        rates = [group.get(name) for name in self._baked]
+        slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
+        kind, work = (curvature is not None, *rates, *slabs), self._precondition_parts_
+        if curvature is not None and self._is_given:
+            parts = list(self.parts())
+            found = {i: curvature(part) for i, part in enumerate(parts)}
+            given = {i: H for i, H in found.items() if not _is_default(H, parts[i])}
+            replay(recordings, kind, partial(work, group, curvature), given)
+        else:
+            recordings(kind, partial(work, group, curvature, {}))
 
-    def _precondition_parts_(self, group: Group, curvature: CurvatureOf | None) -> None:
-        parts = list(self.parts())  # all are there at once
-        make = partial(self._precondition_part_, group=group, curvature=curvature)
-        side_by_side([(p.G.numel(), partial(make, p)) for p in parts], self.ps[0].device)
+    def _precondition_parts_(
+        self,
+        group: Group,
+        curvature: CurvatureOf | None,
+        given: Mapping[int, BlockCurvature],
+    ) -> None:
+        """`given`: by the number of a share, an H to be taken in place of the curvature's."""
+        works = []
+        for i, part in enumerate(list(self.parts())):  # all are there at once
+            H = partial(_same, given[i]) if i in given else curvature
+            works.append((part.G.numel(), partial(self._precondition_part_, part, group, H)))
+        side_by_side(works, self.ps[0].device)
 
     def release(self) -> None:
         """Drop recorded graphs."""
@@ -227,11 +192,12 @@ class FusedStack(KernelStack):
 
     def parts(self) -> Iterator[Part]:
         """Each share with its part of the stack and (b, n) sums of squares."""
-        for share, (first, rooms, place, sums) in zip(self.shares, self._places, strict=True):
+        for share, place in zip(self.shares, self._placed.shares, strict=True):
+            first, rooms, start, sums = place
             sizes, blocks = share.slots[0].tile.sizes, share.blocks
             values = self._values[first : first + blocks * math.prod(rooms)].view(blocks, *rooms)
             G = values if rooms == sizes else without(values, sizes)
-            squares = self._squares[place : place + blocks * sums].view(blocks, sums)
+            squares = self._squares[start : start + blocks * sums].view(blocks, sums)
             slabs, rows = share.bucket.slabs, share.rows
             state = slabs if rows is None else select(slabs, rows)
             yield Part(share, G, state, squares, values)
@@ -310,6 +276,10 @@ class FusedStack(KernelStack):
         return self._split if regular else [(self._items, len(self._items), False)]
 
 
-def _kernel_pads(share: Share) -> bool:
-    """Whether directions are made by kernels that multiply matrices."""
-    return share.bucket.plan.kernel is not None and len(share.bucket.structures) > 1
+def _is_default(H: BlockCurvature, part: Part) -> bool:
+    """Whether H is B·ggᵀ, which kernels make themselves."""
+    return isinstance(H, OuterProducts) and H.V is part.G
+
+
+def _same(H: BlockCurvature, _: Part) -> BlockCurvature:
+    return H

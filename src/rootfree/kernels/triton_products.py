@@ -210,9 +210,10 @@ def split_product_kernel(
         right_at += DEPTH * d
     inside = (cols < d)[:, None] & (rows < d)[None, :]
     tl.store(out + base + cols[:, None] * d + rows[None, :], tl.trans(acc), inside)
-    if SYMMETRIC and i != j:
-        inside = (rows < d)[:, None] & (cols < d)[None, :]
-        tl.store(out + base + rows[:, None] * d + cols[None, :], acc, inside)
+    if SYMMETRIC:
+        if i != j:
+            inside = (rows < d)[:, None] & (cols < d)[None, :]
+            tl.store(out + base + rows[:, None] * d + cols[None, :], acc, inside)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])

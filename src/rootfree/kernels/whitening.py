@@ -16,18 +16,18 @@ from rootfree.kernels.axis_products import (
     Site,
     in_room,
     multiply,
+    operand,
     padded,
     room,
+    site_of,
     symmetric_product,
     without,
 )
 from rootfree.kernels.factors import (
     in_frame,
     move_,
-    operand,
     portions,
     powers_of_two,
-    site_of,
     tangent,
     trace,
 )

@@ -81,7 +81,8 @@ def stacks_of(optimizer: BlockOptimizer, work: Work) -> list[tuple[list[int], St
         where = [i for i, p in enumerate(ps) if p in members]
         mine = [ps[i] for i in where]
         if buckets[0].plan.fused:
-            stacks.append((where, FusedStack(mine, buckets, optimizer._replays(mine[0]))))
+            replays, given = optimizer._replays(mine[0]), optimizer._curvature is not None
+            stacks.append((where, FusedStack(mine, buckets, replays, given=given)))
         else:
             stacks.append((where, Stack(mine, buckets, wide=working_dtype(mine[0]))))
     return stacks
