@@ -72,10 +72,11 @@ class CurvatureSource:
                 V = H.V if isinstance(H, SumOfOuterProducts) else None
                 _check_form(H, p, shape)
                 answers[p] = H
-                if V is None:
+                if V is None or type(H) is SumOfOuterProducts:
                     held += [(p, t) for t in _tensors_of(H) if t.numel() > 0]
                 else:  # now, too: V need not stay, and is made anew where it is used
-                    self.largest += [(p, each) for each in _largest([V])]
+                    self.largest += [(p, each) for each in _largest([V]) if V.numel() > 0]
+                if V is not None:
                     self._cuts |= {(p, tile): cut_out(tile, V) for tile in blocks_here(p) or ()}
         self.largest += zip((p for p, _ in held), _largest([t for _, t in held]), strict=True)
         self._answers = answers

@@ -71,6 +71,7 @@ class Recorder(ABC):
         self._ranks = GradientRanks(model, process_group)
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._parameters = dict(model.named_parameters())
+        self._paths = [(name.split("."), p) for name, p in self._parameters.items()]
         self._sharded = any(map(is_sharded, self._parameters.values()))
         self._open = False
         self._skipping = False
@@ -129,7 +130,7 @@ class Recorder(ABC):
             raise RuntimeError(replaced)
         self._begin()
         self._divisor = self._ranks.divisor
-        self._looks = {name: _shape_and_device(p) for name, p in self._parameters.items()}
+        self._looks = [(p.shape, p.device) for _, p in self._paths]
         self._handles = self._install()
         self._open = True
         return self
@@ -272,11 +273,12 @@ class Recorder(ABC):
             )
         if replaced := self._replaced():
             return replaced
-        for key, p in self._parameters.items():
-            if _shape_and_device(p) != self._looks[key]:
+        for (path, p), (shape, device) in zip(self._paths, self._looks, strict=True):
+            if (p.shape, p.device) != (shape, device):
                 return (
-                    f"parameter {key} was {self._looks[key]} when the {name} recorded and is "
-                    f"{_shape_and_device(p)} now: run forward and backward again"
+                    f"parameter {'.'.join(path)} was {tuple(shape)} on {device} when the {name} "
+                    f"recorded and is {tuple(p.shape)} on {p.device} now: run forward and backward "
+                    "again"
                 )
         if not any(id(p) in self._names for p in params):
             return f"none of the optimizer's parameters belongs to the {name}'s model"
@@ -300,13 +302,12 @@ class Recorder(ABC):
         self._n = None
 
     def _replaced(self) -> str | None:
-        now = dict(self.model.named_parameters())
-        for name, p in self._parameters.items():
-            found = now.get(name)
+        for path, p in self._paths:
+            found = _at(self.model, path)
             # Between forward and backward FSDP2 may have the whole parameter in its place.
             if found is not p and found is not unsharded(self.model).get(id(p), p):
                 return (
-                    f"parameter {name} of the model was replaced since the "
+                    f"parameter {'.'.join(path)} of the model was replaced since the "
                     f"{type(self).__name__} was made: make a new one, and a new optimizer"
                 )
         return None
@@ -338,5 +339,9 @@ class Recorder(ABC):
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
 
 
-def _shape_and_device(p: Tensor) -> str:
-    return f"{tuple(p.shape)} on {p.device}"
+def _at(model: nn.Module, path: Sequence[str]) -> Tensor | None:
+    """What a model has at the place of a parameter: in every step, so without a list of all."""
+    module: nn.Module | None = model
+    for name in path[:-1]:
+        module = None if module is None else module._modules.get(name)
+    return None if module is None else module._parameters.get(path[-1])
