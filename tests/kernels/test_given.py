@@ -19,6 +19,7 @@ from kernels.test_direction import (
     problem,
 )
 from rootfree.curvature.kronecker import KroneckerBlocks, Part
+from rootfree.kernels import axis_products, factors
 from rootfree.kernels.given import MatrixUnits, split_product
 from rootfree.kernels.halves import joined
 from rootfree.methods.inverse_free import direction
@@ -40,7 +41,7 @@ def root_of_inverse(U: torch.Tensor) -> torch.Tensor:
     return (Q * values.clamp(min=1e-12).rsqrt().unsqueeze(1) @ Q.mT).bfloat16()
 
 
-@pytest.mark.parametrize("d", [7, 40, 70, 136])
+@pytest.mark.parametrize("d", [40, 136])
 def test_the_product_is_that_of_fp32(d):
     X, K = normal(2, d, d), normal(2, d, d, seed=1, dtype=BF16)
     exact = (X.double() @ K.double()).mT
@@ -104,7 +105,7 @@ def kronecker(shape: tuple[int, ...], seed: int) -> KroneckerBlocks:
 # the odd ones, above 32, are padded; three axes; low memory
 @pytest.mark.parametrize(
     ("shape", "changes"),
-    [((12, 20), {}), ((37, 41), {}), ((5, 33, 4), {}), ((12, 35), {"factor_dtype": BF16})],
+    [((37, 41), {}), ((5, 33, 4), {}), ((12, 35), {"factor_dtype": BF16})],
     ids=str,
 )
 def test_a_refresh_equals_the_rule(shape, changes):
@@ -118,6 +119,21 @@ def test_a_refresh_equals_the_rule(shape, changes):
         by_kernels(group, mine, U, refresh=H is not None, H=H)
         expected = direction(group, structures, state, G, H)
         assert_alike(H is not None, before, joined(mine), U, state, expected)
+
+
+@pytest.mark.parametrize("has_gram", [True, False])
+def test_padding_stays_zero(has_gram):
+    """Also where -γI is added; else the norm of h, and products with it, would see it."""
+    K = axis_products.padded(normal(2, 37, 37, dtype=BF16), (40, 40))
+    traces = [normal(2, 1).square() for _ in range(2)]
+    gram = axis_products.padded(normal(2, 37, 37, seed=1), (40, 40))
+    seen = (gram if has_gram else gram.bfloat16(), normal(2, 1, seed=2).square())
+    table = torch.tensor([0.0] * 5 + [8.0, 0.1, 0.01, 1.0, 0.0, 0.0, 0.0], device=DEVICE)
+    words = {"has_gram": has_gram}
+    h, sums, _ = factors.tangent((), 0, (37, 37), K, *seen, traces, None, table, None, **words)
+    assert h[:, :37, :37].abs().sum() > 0
+    assert h[:, 37:].abs().sum() == h[:, :, 37:].abs().sum() == 0
+    close(sums.sum(1), h.double().square().sum((1, 2)), rtol=0.02)
 
 
 def layers() -> nn.Module:
@@ -139,7 +155,7 @@ def test_layers_of_odd_sizes_have_room_in_the_stack(kind):
         made = method(model.parameters(), matmul_dtype=BF16, fused=fused, **words, **given)
         optimizers.append(made)
     start = [p.detach().clone() for p in models[0].parameters()]
-    for i in range(3):
+    for i in range(2):
         x = normal(8, 36, seed=i)
         for model, optimizer, recorder in zip(models, optimizers, recorders, strict=True):
             optimizer.zero_grad()
@@ -154,3 +170,4 @@ def test_layers_of_odd_sizes_have_room_in_the_stack(kind):
         mine = joined(optimizers[0].state[p])
         for name, t in optimizers[1].state[q].items():
             assert mine[name].shape == t.shape
+            assert (mine[name].float() - t.float()).norm() <= 0.02 * t.float().norm(), name

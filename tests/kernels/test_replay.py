@@ -213,9 +213,9 @@ class Frozen:
         return again
 
 
-def made(monkeypatch, recorder, groups=1, **options):
+def made(monkeypatch, recorder, groups=1, shapes=((6, 5), (7,), (6, 5)), **options):
     """An optimizer whose directions are recorded, without a GPU, by `recorder`."""
-    ps = [torch.nn.Parameter(normal(*shape)) for shape in [(6, 5), (7,), (6, 5)]]
+    ps = [torch.nn.Parameter(normal(*shape)) for shape in shapes]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     words = {"batch_size": 8, "matmul_dtype": torch.bfloat16, **options}
     optimizer = rootfree.IFShampoo(
@@ -321,13 +321,14 @@ class OfMatrices(FromGradients):
         return H
 
 
-@pytest.mark.parametrize("form", ["kronecker", "outer products", "diagonal"])
+@pytest.mark.parametrize("form", ["kronecker", "outer products"])
 def test_a_given_curvature_is_brought_to_where_recorded_work_finds_it(monkeypatch, form):
     """Bit for bit as without recordings, which ask nobody; the user's tensors are left alone."""
     recorder, results, given = Frozen(), [], OfMatrices(form)
     for each in (recorder, None):
-        optimizer, ps = made(monkeypatch, each, curvature=given)
-        for i in range(9):
+        # One matrix: its curvature is used where it lies, without a copy into a stack.
+        optimizer, ps = made(monkeypatch, each, shapes=((6, 5), (7,)), curvature=given)
+        for i in range(7):
             step(optimizer, ps, i)
         results.append([t for p in ps for t in (p, *optimizer.state[p].values())])
     assert all(map(torch.equal, *results))

@@ -339,9 +339,9 @@ class Recorder(ABC):
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
 
 
-def _at(model: nn.Module, path: Sequence[str]) -> Tensor | None:
+def _at(model: nn.Module, path: Sequence[str]) -> Any:
     """What a model has at the place of a parameter: in every step, so without a list of all."""
-    module: nn.Module | None = model
-    for name in path[:-1]:
-        module = None if module is None else module._modules.get(name)
-    return None if module is None else module._parameters.get(path[-1])
+    found: Any = model
+    for name in path:
+        found = getattr(found, name, None)
+    return found
