@@ -23,7 +23,7 @@ from rootfree.curvature.outer_products import LARGEST
 from rootfree.curvature.regrouping import regroup
 from rootfree.layout.tiles import Tile
 from rootfree.structures import Structure, per_block
-from rootfree.structures.base import power_of_two
+from rootfree.structures.base import divided, power_of_two
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,15 @@ class KroneckerBlocks:
             largest: Tensor = torch.linalg.vector_norm(part.U.flatten(1), math.inf, dim=1)
             unit = power_of_two(largest.clamp(min=torch.finfo(largest.dtype).tiny))
             weight = weight * unit
-            part = Part(part.axes, part.U / per_block(unit, part.U))
-            for n in part.axes:
+            first, alone = part.axes[0], len(part.axes) == 1
+            if alone:
+                grams[first] = structures[first].project_congruence(Ks[first], part.U, unit)
+            else:
+                part = Part(part.axes, divided(part.U, unit))
+            for n in [] if alone else part.axes:
                 # C <- partial trace of U·⊗ KⱼKⱼᵀ/dⱼ;  h <- Π(KᵀCK)
                 C = self._along(part, n, P)
                 grams[n] = structures[n].project_congruence(Ks[n], C)
-            first = part.axes[0]
             traces.append(structures[first].trace(grams[first]) / self.sizes[first])
         # the other parts come in by their traces
         others = [

@@ -5,12 +5,13 @@ for a U with condition number κ, beside a KᵀUK near I. In bf16 δ is up to 2�
 KᵀUK has negative eigenvalues in practice, and K grows without limit along them. The rounding of K
 itself does no harm, as KᵀUK is positive definite for every K.
 
-K is in bf16 already. The other operand, U or UK, is in fp32, and every number of it is the sum of
+K is in bf16 already. The other operand, U and then UK, is in fp32. Every number of U is the sum of
 three bf16 numbers (8 bits of 24 each): the nearest one, the nearest to what is left, and the rest.
-Products of bf16 numbers are exact in fp32, where they are summed up, so that the result is as good
-as that of a product in fp32. It takes three products on matrix units, which have more than ten
-times the rate that fp32 has elsewhere. Two summands would leave up to 2⁻¹⁷ of U, which is enough up
-to κ = 10⁵ only.
+Products of bf16 numbers are exact in fp32, where they are summed up, so that UK is as good as a
+product in fp32. Two summands would leave up to 2⁻¹⁷ of U, which is enough up to κ = 10⁵ only. They
+are enough for UK: it is near U^½, so that their error grows with √κ, and where 2⁻¹⁷√κ is more than
+a thousandth it is less than 2⁻²⁴κ, the error of fp32. The five products run on matrix units, which
+have more than ten times the rate that fp32 has elsewhere.
 """
 
 from __future__ import annotations
@@ -26,21 +27,23 @@ from rootfree.curvature import BlockCurvature
 from rootfree.kernels.axis_products import padded, room, without
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.structures import Dense
+from rootfree.structures.base import divided
 
 
 @dataclass(frozen=True)
 class MatrixUnits(Dense):
     """Dense factors in bf16, whose KᵀUK runs on matrix units."""
 
-    def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
+    def project_congruence(self, K: Tensor, U: Tensor, unit: Tensor | None = None) -> Tensor:
         """``Kᵀ U K`` in fp32."""
         size = room(self.d)
         K = padded(K, (size, size)).contiguous()
         if U.dim() == 2:
-            X = (padded(U, (size,)).unsqueeze(-1) * K).mT.contiguous()
+            u = padded(divided(U, unit), (size,))
+            X = (u.unsqueeze(-1) * K).mT.contiguous()
         else:
-            X = split_product(padded(U, (size, size)).contiguous(), K)  # (U K)ᵀ
-        return without(split_product(X, K, symmetric=True), (self.d, self.d))
+            X = split_product(padded(U, (size, size)).contiguous(), K, unit=unit)  # (U K)ᵀ
+        return without(split_product(X, K, last=True), (self.d, self.d))
 
 
 def in_frame(
@@ -59,16 +62,23 @@ def in_frame(
     ]
 
 
-def split_product(X: Tensor, K: Tensor, *, symmetric: bool = False) -> Tensor:
-    """(X K)ᵀ in fp32, of X (b, d, d) in fp32 and K in bf16; `symmetric`: it is known to be."""
+def split_product(
+    X: Tensor, K: Tensor, *, unit: Tensor | None = None, last: bool = False
+) -> Tensor:
+    """(X K)ᵀ in fp32, of X (b, d, d) in fp32 and K in bf16; X is first divided by `unit` (b,).
+
+    `last`: X is (U K)ᵀ, with two summands, and the result KᵀUK is symmetric.
+    """
     b, d = K.shape[:2]
     tile = 128 if d >= 128 else 64 if d > 32 else 32
     side = -(-d // tile)
-    tiles = side * (side + 1) // 2 if symmetric else side * side
+    tiles = side * (side + 1) // 2 if last else side * side
     out = torch.empty_like(X)
     launch(
-        triton_kernels().products.split_product_kernel, b * tiles, X, K, out, d, tiles,
-        SYMMETRIC=symmetric, TILE=tile, DEPTH=32, EVEN=d % math.lcm(tile, 32) == 0,
-        EIGHTS=d % 8 == 0, num_warps=8 if tile == 128 else 4, num_stages=3,
+        triton_kernels().products.split_product_kernel, b * tiles,
+        X, K, out, X if unit is None else unit, d, tiles,
+        DIVIDE=unit is not None, THREE=not last, SYMMETRIC=last,
+        TILE=tile, DEPTH=32, EVEN=d % math.lcm(tile, 32) == 0, EIGHTS=d % 8 == 0,
+        num_warps=8 if tile == 128 else 4, num_stages=3,
     )  # fmt: skip
     return out

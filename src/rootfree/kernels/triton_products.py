@@ -170,23 +170,27 @@ def product_kernel(
 
 @triton.jit(do_not_specialize=["tiles"])
 def split_product_kernel(
-    X, K, out, d, tiles,
-    SYMMETRIC: tl.constexpr,
+    X, K, out, units, d, tiles,
+    DIVIDE: tl.constexpr, THREE: tl.constexpr, SYMMETRIC: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """out <- (X K)ᵀ, X (b, d, d) in fp32 and K in bf16: X is split into three bf16 summands.
+    """out <- (X K)ᵀ, X (b, d, d) in fp32 and K in bf16: X is split into two or three bf16 summands.
 
-    SYMMETRIC: the result is known to be, and tiles on and below the diagonal are computed.
+    DIVIDE: X is first divided by the power of two that its block has in `units`. SYMMETRIC: the
+    result is known to be, and tiles on and below the diagonal are computed.
     """
     if EIGHTS:
         d = d // 8 * 8
-    _, t, i, j, rows, cols, base = _tile(d, tiles, TILE)
+    b, t, i, j, rows, cols, base = _tile(d, tiles, TILE)
     if not SYMMETRIC:
         side = tl.cdiv(d, TILE)
         i = t // side
         j = t % side
         rows = i * TILE + tl.arange(0, TILE)
         cols = j * TILE + tl.arange(0, TILE)
+    scale = tl.zeros((), tl.float32) + 1.0
+    if DIVIDE:
+        scale = 1.0 / tl.load(units + b)
     depth = tl.arange(0, DEPTH)
     left_at = X + base + rows[:, None] * d + depth[None, :]
     right_at = K + base + depth[:, None] * d + cols[None, :]
@@ -199,11 +203,14 @@ def split_product_kernel(
             there = start + depth < d
             x = tl.load(left_at, (rows < d)[:, None] & there[None, :], 0.0)
             k = tl.load(right_at, there[:, None] & (cols < d)[None, :], 0.0)
+        if DIVIDE:
+            x = x * scale
         high = x.to(tl.bfloat16)
         x = x - high.to(tl.float32)  # exact, and so is the next
         middle = x.to(tl.bfloat16)
-        low = (x - middle.to(tl.float32)).to(tl.bfloat16)
-        acc = _multiply_add(low, k, acc)
+        if THREE:
+            low = (x - middle.to(tl.float32)).to(tl.bfloat16)
+            acc = _multiply_add(low, k, acc)
         acc = _multiply_add(middle, k, acc)
         acc = _multiply_add(high, k, acc)
         left_at += DEPTH

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rootfree.structures.base import Structure, sum_of_squares, wide_dtype
+from rootfree.structures.base import Structure, divided, sum_of_squares, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Diagonal(Structure):
     def project_factor_gram(self, K: Tensor) -> Tensor:
         return K.square()
 
-    def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
+    def project_congruence(self, K: Tensor, U: Tensor, unit: Tensor | None = None) -> Tensor:
+        U = divided(U, unit)
         return K.to(U.dtype).square() * (U if U.dim() == 2 else U.diagonal(dim1=1, dim2=2))
 
     def squared_rows(self, K: Tensor) -> Tensor:
