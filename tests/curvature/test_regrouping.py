@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import torch
@@ -70,28 +71,33 @@ def test_regrouping_by_example():
     right=cuts,
     size=st.sampled_from([None, 2, 3, 5]),
     diagonal=st.lists(st.booleans(), min_size=4, max_size=4),
+    neighbours=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_blocks_of_the_parts_are_blocks_of_the_matrix(primes, left, right, size, diagonal, seed):
+def test_blocks_of_the_parts_are_blocks_of_the_matrix(
+    primes, left, right, size, diagonal, neighbours, seed
+):
+    """Of two matrices, whose factors are in one tensor or in several."""
     view, axes = merged(primes, left), merged(primes[::-1], right)
     generator = torch.Generator().manual_seed(seed)
     factors = []
     for d, flat in zip(axes, diagonal, strict=False):
-        U = torch.randn(d, d, dtype=torch.float64, generator=generator)
-        factors.append(U[0].square() if flat else U @ U.mT)
-    H = KroneckerCurvature(tuple(factors), axes)
-    matrix = dense(H)
+        U = torch.randn(2, d, d, dtype=torch.float64, generator=generator)
+        U = U[:, 0].square() if flat else U @ U.mT
+        factors.append(U.unbind() if neighbours else [each.clone() for each in U])
+    Hs = [KroneckerCurvature(tuple(both[k] for both in factors), axes) for k in range(2)]
+    matrices = [dense(H) for H in Hs]
     places = np.arange(math.prod(view)).reshape(view)
     for tile in tiles_of(view, [size] * len(view)):
-        parts = parts_of([H], tile, dtype=torch.float64)
-        for block, corner in enumerate(_corners(tile)):
+        parts = parts_of(Hs, tile, dtype=torch.float64)
+        for (k, matrix), (block, corner) in product(enumerate(matrices), enumerate(_corners(tile))):
             box = tuple(slice(c, c + d) for c, d in zip(corner, tile.sizes, strict=True))
             flat = places[box].reshape(-1)
-            product = np.eye(1)
+            expected = np.eye(1)
             for part in parts:
-                U = part.U[block].numpy()
-                product = np.kron(product, np.diag(U) if part.is_diagonal else U)
-            np.testing.assert_allclose(product, matrix[np.ix_(flat, flat)], rtol=1e-13)
+                U = part.U[k * tile.blocks + block].numpy()
+                expected = np.kron(expected, np.diag(U) if part.is_diagonal else U)
+            np.testing.assert_allclose(expected, matrix[np.ix_(flat, flat)], rtol=1e-13)
 
 
 def _corners(tile: Tile) -> list[list[int]]:

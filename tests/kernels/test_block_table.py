@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootfree.kernels import axis_products
 from rootfree.kernels.block_table import (
     COLS,
     ROWS,
@@ -17,6 +18,7 @@ from rootfree.kernels.block_table import (
     items_in,
     items_of,
     rectangles_of,
+    with_room,
 )
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Piece, Tile, pieces_of, tiles_of
@@ -90,6 +92,30 @@ def test_every_element_of_a_weight_with_its_bias_once(shape, block, flat):
         matrix,
         lambda tile: [(piece, numbers[piece.p]) for piece in pairs.pieces_of(weight, tile)],
     )
+
+
+@settings(max_examples=40)
+@given(
+    shape=st.lists(sizes, min_size=2, max_size=3),
+    block=st.one_of(st.none(), st.integers(1, 20)),
+    joint=st.booleans(),
+    extra=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+)
+def test_a_piece_in_blocks_with_more_room(shape, block, joint, extra):
+    """Its elements are where a padded stack has them."""
+    weight, bias = torch.empty(shape), torch.empty(shape[0])
+    pairs = JointPairs([(weight, bias)] if joint else [])
+    for tile in tiles_of(axes := pairs.shape_of(weight), [block] * len(axes)):
+        rooms = [d + more for d, more in zip(tile.sizes, extra, strict=False)]
+        stack = torch.arange(tile.blocks * tile.elements).view(tile.blocks, *tile.sizes)
+        roomy = axis_products.padded(stack, rooms)
+        for piece in pairs.pieces_of(weight, tile):
+            moved = with_room(piece, tile.sizes, rooms)
+            views = [
+                t.as_strided((*each.counts, *each.sizes), each.stack_strides, each.stack_offset)
+                for t, each in ((stack, piece), (roomy, moved))
+            ]
+            assert torch.equal(*views)
 
 
 @pytest.mark.parametrize(

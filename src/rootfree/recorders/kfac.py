@@ -12,16 +12,10 @@ from torch._compile import _disable_dynamo
 from torch.autograd.graph import get_gradient_edge
 
 from rootfree.curvature import KroneckerCurvature, ParameterCurvature
+from rootfree.recorders import kfac_factors
 from rootfree.recorders.example_gradients import total_of_layer
 from rootfree.recorders.grams import as_written, row_dtype
-from rootfree.recorders.kfac_factors import (
-    Call,
-    LayerSums,
-    Sharing,
-    factors_of_layers,
-    gradient_sum,
-    input_sums,
-)
+from rootfree.recorders.kfac_factors import Call, LayerSums, Sharing, gradient_sum, input_sums
 from rootfree.recorders.layers import ConvLayer, Layer, find_layers
 from rootfree.recorders.recorder import Recorder
 from rootfree.recorders.soundness import NOT_WHOLE, UNCLEAR, this_backward
@@ -248,9 +242,8 @@ class KFACRecorder(Recorder):
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
         layer = self._owners.get(id(p))
-        if layer is None or id(layer.weight) in self._strangers:
-            return None
-        if id(layer.weight) not in self._records:
+        key = None if layer is None else id(layer.weight)
+        if layer is None or key not in self._records or key in self._strangers:
             return None
         self._check_terms(batch_size)
         if self.fisher == "empirical":
@@ -261,11 +254,9 @@ class KFACRecorder(Recorder):
             # Rows are of the summed loss, whose average the optimizer sees.
             factor = 1 / (batch_size * (self.samples if self.fisher == "monte-carlo" else 1))
         if batch_size not in self._made:
-            recorded = {
-                key: (sums, self._joined(self._layers[key])) for key, sums in self._records.items()
-            }
-            self._made[batch_size] = factors_of_layers(recorded, factor=factor)
-        G, A = self._made[batch_size][id(layer.weight)]
+            recorded = {k: (s, self._joined(self._layers[k])) for k, s in self._records.items()}
+            self._made[batch_size] = kfac_factors.of_layers(recorded, factor=factor)
+        G, A = self._made[batch_size][key]
         if p is layer.bias:
             return KroneckerCurvature((G,), (len(G),))
         factors = (A, G) if layer.indexed else (G, A)

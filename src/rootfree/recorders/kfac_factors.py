@@ -128,7 +128,7 @@ def _index_sums(layer: EmbeddingLayer, x: Tensor, sharing: Sharing) -> InputSums
     return InputSums(A, A.new_zeros(0), rows, counted)
 
 
-def factors_of_layers(
+def of_layers(
     recorded: Mapping[int, tuple[LayerSums, bool]], *, factor: float
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """factor·Σ g gᵀ and E[a aᵀ] of every layer, by its key; layers of one form are made together.
