@@ -20,7 +20,7 @@ from kernels.test_direction import (
 )
 from rootfree.curvature.kronecker import KroneckerBlocks, Part
 from rootfree.kernels import axis_products, factors
-from rootfree.kernels.given import MatrixUnits, split_product
+from rootfree.kernels.given import MatrixUnits, product, split
 from rootfree.kernels.halves import joined
 from rootfree.methods.inverse_free import direction
 from rootfree.recorders import KFACRecorder
@@ -41,17 +41,20 @@ def root_of_inverse(U: torch.Tensor) -> torch.Tensor:
     return (Q * values.clamp(min=1e-12).rsqrt().unsqueeze(1) @ Q.mT).bfloat16()
 
 
-@pytest.mark.parametrize("d", [40, 136])
-def test_the_product_is_that_of_fp32(d):
-    X, K = normal(2, d, d), normal(2, d, d, seed=1, dtype=BF16)
-    exact = (X.double() @ K.double()).mT
-    # Sums of d numbers in fp32; a third summand that is missing would be 2⁻¹⁷ = 8·10⁻⁶.
-    close(split_product(X, K), exact, rtol=0.0, atol=1e-6)
+@pytest.mark.parametrize(("d", "size"), [(37, 40), (64, 64), (136, 136)])
+def test_the_product_is_that_of_fp32(d, size):
+    """Of even sizes and of others; sums of d numbers in fp32, and what two summands leave of UK."""
+    U, K = normal(2, d, d), normal(2, size, size, seed=1, dtype=BF16)
     unit = torch.tensor([4.0, 0.5], device=DEVICE)
-    close(split_product(X, K, unit=unit), exact / unit[:, None, None], rtol=0.0, atol=1e-6)
-    S = X + X.mT
-    got = split_product(split_product(S, K), K, last=True)
-    close(got, K.double().mT @ S.double() @ K.double(), rtol=0.0, atol=8e-6)
+    summands = split(U, size, count=3, unit=unit)
+    whole = axis_products.padded(U, (size, size)).double() / unit[:, None, None]
+    assert torch.equal(summands.double().sum(1), whole)
+    exact = (whole @ K.double()).mT
+    close(product(summands, K).double().sum(1), exact, rtol=2.0**-16, atol=1e-6)
+    S = U + U.mT
+    got = product(product(split(S, size, count=3), K), K, last=True)
+    S = axis_products.padded(S, (size, size)).double()
+    close(got, K.double().mT @ S @ K.double(), rtol=0.0, atol=8e-6)
 
 
 def in_pieces(x: torch.Tensor, count: int) -> torch.Tensor:

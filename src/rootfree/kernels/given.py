@@ -16,7 +16,6 @@ have more than ten times the rate that fp32 has elsewhere.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,10 +23,12 @@ import torch
 from torch import Tensor
 
 from rootfree.curvature import BlockCurvature
-from rootfree.kernels.axis_products import padded, room, without
+from rootfree.kernels.axis_products import padded, room, tiling, without
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.structures import Dense
 from rootfree.structures.base import divided
+
+_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class MatrixUnits(Dense):
         size = room(self.d)
         K = padded(K, (size, size)).contiguous()
         if U.dim() == 2:
-            u = padded(divided(U, unit), (size,))
-            X = (u.unsqueeze(-1) * K).mT.contiguous()
+            KU = (padded(divided(U, unit), (size,)).unsqueeze(-1) * K).mT
+            summands = split(KU.contiguous(), size, count=2)
         else:
-            X = split_product(padded(U, (size, size)).contiguous(), K, unit=unit)  # (U K)ᵀ
-        return without(split_product(X, K, last=True), (self.d, self.d))
+            summands = product(split(U.contiguous(), size, count=3, unit=unit), K)
+        return without(product(summands, K, last=True), (self.d, self.d))
 
 
 def in_frame(
@@ -62,23 +63,33 @@ def in_frame(
     ]
 
 
-def split_product(
-    X: Tensor, K: Tensor, *, unit: Tensor | None = None, last: bool = False
-) -> Tensor:
-    """(X K)ᵀ in fp32, of X (b, d, d) in fp32 and K in bf16; X is first divided by `unit` (b,).
-
-    `last`: X is (U K)ᵀ, with two summands, and the result KᵀUK is symmetric.
-    """
-    b, d = K.shape[:2]
-    tile = 128 if d >= 128 else 64 if d > 32 else 32
-    side = -(-d // tile)
-    tiles = side * (side + 1) // 2 if last else side * side
-    out = torch.empty_like(X)
+def split(X: Tensor, size: int, *, count: int, unit: Tensor | None = None) -> Tensor:
+    """X (b, d, d), over unit (b,), as sums of `count` bf16 matrices: (b, count, size, size)."""
+    b, d = X.shape[:2]
+    summands = torch.empty(b, count, size, size, dtype=torch.bfloat16, device=X.device)
+    chunks = -(-size * size // _BLOCK)
     launch(
-        triton_kernels().products.split_product_kernel, b * tiles,
-        X, K, out, X if unit is None else unit, d, tiles,
-        DIVIDE=unit is not None, THREE=not last, SYMMETRIC=last,
-        TILE=tile, DEPTH=32, EVEN=d % math.lcm(tile, 32) == 0, EIGHTS=d % 8 == 0,
-        num_warps=8 if tile == 128 else 4, num_stages=3,
+        triton_kernels().products.split_kernel, b * chunks,
+        X, summands, X if unit is None else unit, d, size, chunks,
+        DIVIDE=unit is not None, COUNT=count, PADDED=size != d, BLOCK=_BLOCK, num_warps=8,
+    )  # fmt: skip
+    return summands
+
+
+def product(summands: Tensor, K: Tensor, *, last: bool = False) -> Tensor:
+    """(X K)ᵀ, K in bf16, of X = Σ summands (b, count, d, d), as a sum of two: (b, 2, d, d).
+
+    `last`: it is KᵀUK, symmetric, and (b, d, d) in fp32.
+    """
+    b, count, d = summands.shape[:3]
+    tile, tiles = tiling(d, d)
+    if last:
+        out = torch.empty(b, d, d, device=K.device)
+    else:
+        tiles = (-(-d // tile["TILE"])) ** 2
+        out = torch.empty(b, 2, d, d, dtype=torch.bfloat16, device=K.device)
+    launch(
+        triton_kernels().products.sum_product_kernel, b * tiles, summands, K, out, d, tiles,
+        COUNT=count, LAST=last, **tile,
     )  # fmt: skip
     return out

@@ -168,59 +168,91 @@ def product_kernel(
     _store_mirrored(P + base, value, i, j, rows, cols, d)
 
 
+@triton.jit(do_not_specialize=["chunks"])
+def split_kernel(
+    X, summands, units, d, size, chunks,
+    DIVIDE: tl.constexpr, COUNT: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """X (b, d, d) in fp32 as a sum of bf16 matrices, the smallest first: (b, COUNT, size, size).
+
+    DIVIDE: X is first divided by the power of two that its block has in `units`. PADDED: `size` is
+    more than d, and the rest is zero.
+    """
+    b = tl.program_id(0) // chunks
+    at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
+    there = at < size * size
+    place, inside = at, there
+    if PADDED:
+        place = at // size * d + at % size
+        inside = there & (at // size < d) & (at % size < d)
+    x = tl.load(X + b.to(tl.int64) * d * d + place, inside, 0.0)
+    if DIVIDE:
+        x = x / tl.load(units + b)
+    out = summands + b.to(tl.int64) * COUNT * size * size + at
+    high = x.to(tl.bfloat16)
+    x = x - high.to(tl.float32)  # exact, and so is the next
+    middle = x.to(tl.bfloat16)
+    if COUNT == 3:
+        low = (x - middle.to(tl.float32)).to(tl.bfloat16)
+        tl.store(out, low, there)
+    tl.store(out + (COUNT - 2) * size * size, middle, there)
+    tl.store(out + (COUNT - 1) * size * size, high, there)
+
+
+@triton.jit
+def _product_tile(acc, x, k, rows, cols, d, DEPTH: tl.constexpr, EVEN: tl.constexpr):
+    """acc + a tile of X K, both d×d."""
+    depth = tl.arange(0, DEPTH)
+    left_at = x + rows[:, None] * d + depth[None, :]
+    right_at = k + depth[:, None] * d + cols[None, :]
+    for start in range(0, d, DEPTH):
+        if EVEN:
+            left = tl.load(left_at)
+            right = tl.load(right_at)
+        else:
+            inside = start + depth < d
+            left = tl.load(left_at, (rows < d)[:, None] & inside[None, :], 0.0)
+            right = tl.load(right_at, inside[:, None] & (cols < d)[None, :], 0.0)
+        acc = _multiply_add(left, right, acc)
+        left_at += DEPTH
+        right_at += DEPTH * d
+    return acc
+
+
 @triton.jit(do_not_specialize=["tiles"])
-def split_product_kernel(
-    X, K, out, units, d, tiles,
-    DIVIDE: tl.constexpr, THREE: tl.constexpr, SYMMETRIC: tl.constexpr,
+def sum_product_kernel(
+    summands, K, out, d, tiles,
+    COUNT: tl.constexpr, LAST: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """out <- (X K)ᵀ, X (b, d, d) in fp32 and K in bf16: X is split into two or three bf16 summands.
+    """(Σ X K)ᵀ of the summands X (b, COUNT, d, d): out (b, 2, d, d) <- it as a sum of two.
 
-    DIVIDE: X is first divided by the power of two that its block has in `units`. SYMMETRIC: the
-    result is known to be, and tiles on and below the diagonal are computed.
+    LAST: out (b, d, d) in fp32 <- it. It is known to be symmetric, and tiles on and below the
+    diagonal are computed. Small summands come first: sums of matrix units are cut off, not rounded,
+    at each step, which matters least while they are small.
     """
     if EIGHTS:
         d = d // 8 * 8
     b, t, i, j, rows, cols, base = _tile(d, tiles, TILE)
-    if not SYMMETRIC:
+    if not LAST:
         side = tl.cdiv(d, TILE)
         i = t // side
         j = t % side
         rows = i * TILE + tl.arange(0, TILE)
         cols = j * TILE + tl.arange(0, TILE)
-    scale = tl.zeros((), tl.float32) + 1.0
-    if DIVIDE:
-        scale = 1.0 / tl.load(units + b)
-    depth = tl.arange(0, DEPTH)
-    left_at = X + base + rows[:, None] * d + depth[None, :]
-    right_at = K + base + depth[:, None] * d + cols[None, :]
+    first = summands + b.to(tl.int64) * COUNT * d * d
     acc = tl.zeros((TILE, TILE), tl.float32)
-    for start in range(0, d, DEPTH):
-        if EVEN:
-            x = tl.load(left_at)
-            k = tl.load(right_at)
-        else:
-            there = start + depth < d
-            x = tl.load(left_at, (rows < d)[:, None] & there[None, :], 0.0)
-            k = tl.load(right_at, there[:, None] & (cols < d)[None, :], 0.0)
-        if DIVIDE:
-            x = x * scale
-        high = x.to(tl.bfloat16)
-        x = x - high.to(tl.float32)  # exact, and so is the next
-        middle = x.to(tl.bfloat16)
-        if THREE:
-            low = (x - middle.to(tl.float32)).to(tl.bfloat16)
-            acc = _multiply_add(low, k, acc)
-        acc = _multiply_add(middle, k, acc)
-        acc = _multiply_add(high, k, acc)
-        left_at += DEPTH
-        right_at += DEPTH * d
-    inside = (cols < d)[:, None] & (rows < d)[None, :]
-    tl.store(out + base + cols[:, None] * d + rows[None, :], tl.trans(acc), inside)
-    if SYMMETRIC:
-        if i != j:
-            inside = (rows < d)[:, None] & (cols < d)[None, :]
-            tl.store(out + base + rows[:, None] * d + cols[None, :], acc, inside)
+    for n in tl.static_range(COUNT):
+        acc = _product_tile(acc, first + n * d * d, K + base, rows, cols, d, DEPTH, EVEN)
+    if LAST:
+        _store_mirrored(out + base, acc, i, j, rows, cols, d)
+    else:
+        inside = (cols < d)[:, None] & (rows < d)[None, :]
+        at = out + b.to(tl.int64) * 2 * d * d + cols[:, None] * d + rows[None, :]
+        value = tl.trans(acc)
+        high = value.to(tl.bfloat16)
+        tl.store(at, (value - high.to(tl.float32)).to(tl.bfloat16), inside)
+        tl.store(at + d * d, high, inside)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])
