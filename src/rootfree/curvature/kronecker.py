@@ -48,14 +48,13 @@ class KroneckerCurvature:
     axes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        shapes = [tuple(U.shape) for U in self.factors]
-        if len(shapes) != len(self.axes) or not shapes:
-            raise ValueError(f"{len(shapes)} factors for {len(self.axes)} axes {self.axes}")
-        for n, (shape, d) in enumerate(zip(shapes, self.axes, strict=True)):
-            if shape not in ((d, d), (d,)):
+        if len(self.factors) != len(self.axes) or not self.factors:
+            raise ValueError(f"{len(self.factors)} factors for {len(self.axes)} axes {self.axes}")
+        for n, (U, d) in enumerate(zip(self.factors, self.axes, strict=True)):
+            if U.shape not in ((d, d), (d,)):
                 raise ValueError(
                     f"factor {n} must have shape ({d}, {d}), or ({d},) for a diagonal one; "
-                    f"got {shape}"
+                    f"got {tuple(U.shape)}"
                 )
 
     def diagonal(self) -> Tensor:
@@ -231,18 +230,20 @@ def parts_of(Hs: Sequence[KroneckerCurvature], tile: Tile, *, dtype: torch.dtype
 
 def together(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors of one shape as one stack: a view where they are its rows already, else a copy."""
+    rows = rows_of_one(tensors)
+    return torch.stack(tuple(tensors)) if rows is None else rows
+
+
+def rows_of_one(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The stack that tensors of one shape are the rows of; None: they are not, or not in order."""
     first = tensors[0]
-    step = first.numel()
-    if first.is_contiguous() and all(
-        t.is_contiguous()
-        and t.dtype == first.dtype
-        and t.storage_offset() == first.storage_offset() + i * step
-        and t.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        for i, t in enumerate(tensors)
-    ):
-        strides = (step, *first.stride())
-        return first.as_strided((len(tensors), *first.shape), strides, first.storage_offset())
-    return torch.stack(tuple(tensors))
+    start, step, memory = first.storage_offset(), first.numel(), first.untyped_storage().data_ptr()
+    for i, t in enumerate(tensors):
+        if t.storage_offset() != start + i * step or t.dtype != first.dtype:
+            return None
+        if t.untyped_storage().data_ptr() != memory or not t.is_contiguous():
+            return None
+    return first.as_strided((len(tensors), *first.shape), (step, *first.stride()), start)
 
 
 def _places(tile: Tile, ns: range, device: torch.device) -> Tensor:

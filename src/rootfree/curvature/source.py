@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from rootfree.curvature.diagonal import DiagonalCurvature
-from rootfree.curvature.kronecker import KroneckerCurvature
+from rootfree.curvature.kronecker import KroneckerCurvature, rows_of_one
 from rootfree.curvature.outer_products import SumOfOuterProducts
 from rootfree.curvature.protocol import Curvature, ParameterCurvature
 from rootfree.curvature.stacking import BlockCurvature, blocks_of, cut_out
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
+
+#: parameters, and for each of them a number
+Largest: TypeAlias = tuple[Sequence[Tensor], Tensor]
 
 
 class CurvatureSource:
@@ -32,8 +35,8 @@ class CurvatureSource:
         self.pairs = JointPairs(curvature.joint())
         self._answers: dict[Tensor, ParameterCurvature | None] = {}
         self._cuts: dict[tuple[Tensor, Tile], tuple[Tile, SumOfOuterProducts]] = {}
-        #: parameters, and the largest number in each tensor of their H: NaN if one is NaN
-        self.largest: list[tuple[Tensor, Tensor]] = []
+        #: parameters, and the largest number in a tensor of the H of each: NaN if one is NaN
+        self.largest: list[Largest] = []
 
     @property
     def name(self) -> str:
@@ -65,20 +68,21 @@ class CurvatureSource:
         self._answers, self._cuts, self.largest = {}, {}, []
         answers: dict[Tensor, ParameterCurvature | None] = {}
         held: list[tuple[Tensor, Tensor]] = []
+        known: set[Any] = set()
         for p, shape, B in matrices:
             if p not in answers:
                 H = self._curvature.of(p, batch_size=B)
                 # V may be gathered from all ranks: now, as later only owners ask for it.
                 V = H.V if isinstance(H, SumOfOuterProducts) else None
-                _check_form(H, p, shape)
+                _check_form(H, p, shape, known)
                 answers[p] = H
                 if V is None or type(H) is SumOfOuterProducts:
                     held += [(p, t) for t in _tensors_of(H) if t.numel() > 0]
                 else:  # now, too: V need not stay, and is made anew where it is used
-                    self.largest += [(p, each) for each in _largest([V]) if V.numel() > 0]
+                    self.largest += _largest([(p, V)] if V.numel() > 0 else [])
                 if V is not None:
                     self._cuts |= {(p, tile): cut_out(tile, V) for tile in blocks_here(p) or ()}
-        self.largest += zip((p for p, _ in held), _largest([t for _, t in held]), strict=True)
+        self.largest += _largest(held)
         self._answers = answers
 
     @_disable_dynamo
@@ -121,10 +125,11 @@ class CurvatureSource:
         return result
 
 
-def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
-    what = f"the curvature of a parameter of shape {tuple(p.shape)}"
+def _check_form(H: Any, p: Tensor, shape: tuple[int, ...], known: set[Any]) -> None:
+    """Refuse what is no curvature of `p`.  Changes known: kinds of tensors that were looked at."""
     if H is None:
         return
+    what = f"the curvature of a parameter of shape {tuple(p.shape)}"
     if isinstance(H, SumOfOuterProducts):
         fits = tuple(H.V.shape[1:]) == shape
         wanted, got = f"V of shape (r, {', '.join(map(str, shape))})", tuple(H.V.shape)
@@ -142,6 +147,10 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
     if not fits:
         raise ValueError(f"{what} must have {wanted}, got {got}")
     for t in _tensors_of(H):
+        kind = type(t), t.dtype, t.device, p.device
+        if kind in known:
+            continue
+        known.add(kind)
         if not torch.is_floating_point(t):
             raise TypeError(f"{what} must be of a real floating-point dtype, got {t.dtype}")
         if hasattr(t, "full_tensor"):
@@ -150,15 +159,28 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
             raise ValueError(f"{what} must be on {p.device}, got {t.device}")
 
 
-def _largest(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The largest magnitude in each tensor that is not empty: one call for those of one dtype."""
-    found: list[Tensor | None] = [None] * len(tensors)
-    for kind in dict.fromkeys((t.device, t.dtype) for t in tensors):
-        alike = [i for i, t in enumerate(tensors) if (t.device, t.dtype) == kind]
-        norms = torch._foreach_norm([tensors[i] for i in alike], math.inf)
-        for i, norm in zip(alike, norms, strict=True):
-            found[i] = norm
-    return cast("list[Tensor]", found)
+def _largest(held: Sequence[tuple[Tensor, Tensor]]) -> list[Largest]:
+    """The largest magnitude in the tensors of parameters, in as few calls as their memory allows.
+
+    None of the tensors is empty.
+    """
+    found: list[Largest] = []
+    alike: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+    for p, t in held:
+        alike.setdefault((t.untyped_storage().data_ptr(), t.shape, t.dtype), []).append((p, t))
+    apart: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+    for members in alike.values():
+        rows = rows_of_one([t for _, t in members])
+        if rows is None or len(members) == 1:
+            for p, t in members:
+                apart.setdefault((t.device, t.dtype), []).append((p, t))
+        else:
+            norms = torch.linalg.vector_norm(rows.flatten(1), math.inf, dim=1)
+            found.append(([p for p, _ in members], norms))
+    for members in apart.values():
+        each = torch._foreach_norm([t for _, t in members], math.inf)
+        found += [([p], norm) for (p, _), norm in zip(members, each, strict=True)]
+    return found
 
 
 def _tensors_of(H: ParameterCurvature | None) -> Sequence[Tensor]:

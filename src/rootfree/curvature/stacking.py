@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from functools import lru_cache
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rootfree.curvature.diagonal import DiagonalCurvature
 from rootfree.curvature.kronecker import (
     KroneckerBlocks,
     KroneckerCurvature,
@@ -61,47 +61,58 @@ def blocks_of(
     """
     if all(H is None for _, H in given):
         return OuterProducts(G, weight=B)
-    bounds = list(accumulate((tile.blocks for tile, _ in given), initial=0))
-    alike: dict[Any, list[int]] = {}
-    for i, (tile, H) in enumerate(given):
-        alike.setdefault(_form(tile, H), []).append(i)
-    members = []
-    for form, indices in alike.items():
-        rows = [slice(bounds[i], bounds[i + 1]) for i in indices]
-        tiles = [given[i] for i in indices]
-        members.append((rows, _stack(form, tiles, _take(G, rows), B=B)))
-    if len(members) == 1:
-        return members[0][1]
-    return MixedCurvature(tuple(members))
+    alike: dict[Any, tuple[list[slice], list[_Run]]] = {}
+    first = 0
+    for look, neighbours in groupby(given, key=_look):
+        run = list(neighbours)
+        blocks = sum(tile.blocks for tile, _ in run)
+        rows, runs = alike.setdefault(_form(look), ([], []))
+        rows.append(slice(first, first + blocks))
+        runs.append(run)
+        first += blocks
+    members = [
+        (rows, _stack(form, runs, _take(G, rows), B=B)) for form, (rows, runs) in alike.items()
+    ]
+    return members[0][1] if len(members) == 1 else MixedCurvature(tuple(members))
 
 
-def _form(tile: Tile, H: ParameterCurvature | None) -> tuple[Any, ...]:
-    """What must agree for two curvatures to be stacked."""
+#: tiles next to each other in the stack, with curvature that can be cut in one go
+_Run = Sequence[tuple[Tile, Any]]
+
+
+def _look(given: tuple[Tile, ParameterCurvature | None]) -> tuple[Any, ...]:
+    """What must agree for two curvatures to be cut in one go."""
+    tile, H = given
+    if isinstance(H, KroneckerCurvature):
+        return "kronecker", tile, H.axes, tuple([U.dim() for U in H.factors])
     if isinstance(H, SumOfOuterProducts):
         return "outer products", len(H.V)
-    if isinstance(H, DiagonalCurvature):
-        return "kronecker", ((range(len(tile.view)), True),)
-    if isinstance(H, KroneckerCurvature):
-        groups = regroup(tile.view, H.axes)
-        return "kronecker", tuple(
-            (ns, all(H.factors[m].dim() == 1 for m in ms)) for ns, ms in groups
-        )
-    return ("gradient",)
+    return ("gradient",) if H is None else ("diagonal", tile, H.h.shape)
 
 
-def _stack(
-    form: tuple[Any, ...], given: Sequence[tuple[Tile, Any]], G: Tensor, *, B: int
-) -> BlockCurvature:
+@lru_cache(maxsize=1024)
+def _form(look: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What must agree for two curvatures to be stacked."""
+    if look[0] == "diagonal":
+        return "kronecker", ((range(len(look[1].view)), True),)
+    if look[0] == "kronecker":
+        _, tile, axes, dims = look
+        groups = regroup(tile.view, axes)
+        return "kronecker", tuple((ns, all(dims[m] == 1 for m in ms)) for ns, ms in groups)
+    return look
+
+
+def _stack(form: tuple[Any, ...], runs: Sequence[_Run], G: Tensor, *, B: int) -> BlockCurvature:
     if form[0] == "gradient":
         return OuterProducts(G.unsqueeze(-1), scale=B**0.5)
     if form[0] == "outer products":
+        given = [each for run in runs for each in run]
         V = torch.empty(*G.shape, form[1], dtype=G.dtype, device=G.device)
         parts = V.split([tile.blocks for tile, _ in given])
         for (tile, H), part in zip(given, parts, strict=True):
             part.view(*tile.counts, *tile.sizes, form[1]).copy_(_grid_of_many(tile, H.V))
         return OuterProducts(V)
     wide = torch.promote_types(G.dtype, torch.float32)
-    runs = [list(run) for _, run in groupby(given, key=_alike)]
     restricted = [_parts([H for _, H in run], run[0][0], wide) for run in runs]
     return KroneckerBlocks(
         tuple(
@@ -110,14 +121,6 @@ def _stack(
         ),
         tuple(G.shape[1:]),
     )
-
-
-def _alike(given: tuple[Tile, KroneckerCurvature | DiagonalCurvature]) -> tuple[Any, ...]:
-    """What must agree for two curvatures to be cut in one go."""
-    tile, H = given
-    if isinstance(H, DiagonalCurvature):
-        return tile, H.h.shape
-    return tile, H.axes, tuple(U.dim() for U in H.factors)
 
 
 def _parts(Hs: Sequence[Any], tile: Tile, dtype: torch.dtype) -> list[Part]:

@@ -258,9 +258,9 @@ class KFACRecorder(Recorder):
             self._made[batch_size] = kfac_factors.of_layers(recorded, factor=factor)
         G, A = self._made[batch_size][key]
         if p is layer.bias:
-            return KroneckerCurvature((G,), (len(G),))
-        factors = (A, G) if layer.indexed else (G, A)
-        return KroneckerCurvature(factors, tuple(len(U) for U in factors))
+            return KroneckerCurvature((G,), (G.shape[0],))
+        first, second = (A, G) if layer.indexed else (G, A)
+        return KroneckerCurvature((first, second), (first.shape[0], second.shape[0]))
 
     def _drop(self) -> None:
         super()._drop()

@@ -153,13 +153,13 @@ class Watch:
         self,
         work: Sequence[Work],
         groups: Sequence[dict[str, Any]],
-        curvature: Sequence[tuple[Tensor, Tensor]] = (),
+        curvature: Sequence[tuple[Sequence[Tensor], Tensor]] = (),
     ) -> bool:
         """Whether to go on: not where the host knows that a number is not finite.
 
         Where it does not know, `skip` in the work says so on the device.  Changes work.
 
-        `curvature`: parameters, and the largest number of the curvature that was given for them.
+        `curvature`: parameters, and for each the largest number of what was given for it.
         """
         for w in work:
             w.skip = None
@@ -262,12 +262,19 @@ def _each_finite(gs: Sequence[Tensor]) -> bool:
     return all(bool(g.isfinite().all()) for g in gs)
 
 
-def _refuse(groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Tensor, Tensor]]) -> None:
+def _refuse(
+    groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Sequence[Tensor], Tensor]]
+) -> None:
     """Say which gradient, or curvature, is not finite."""
     for group, names in named_groups(groups):
         for name, p in zip(names, group["params"], strict=True):
             g = getattr(p.grad, "_local_tensor", p.grad)
-            given = [tensor for owner, tensor in curvature if owner is p]
+            given = [
+                number
+                for owners, numbers in curvature
+                for owner, number in zip(owners, numbers.reshape(-1), strict=True)
+                if owner is p
+            ]
             bad = {"gradient": g is not None and not _each_finite([g])}
             bad["curvature"] = not _each_finite(given)
             for what in filter(bad.__getitem__, bad):
