@@ -25,42 +25,52 @@ from torch import Tensor
 from rootfree.curvature import BlockCurvature
 from rootfree.kernels.axis_products import padded, room, tiling, without
 from rootfree.kernels.launch import launch, triton_kernels
-from rootfree.structures import Dense
+from rootfree.structures import Structure
 from rootfree.structures.base import divided
 
 _BLOCK = 4096
 
 
 @dataclass(frozen=True)
-class MatrixUnits(Dense):
-    """Dense factors in bf16, whose KᵀUK runs on matrix units."""
+class MatrixUnits(Structure):
+    """All d×d matrices, padded; factors are in bf16, and KᵀUK runs on matrix units."""
+
+    kind = "dense on matrix units"
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        return (room(self.d), room(self.d))
+
+    def unpack(self, K: Tensor) -> Tensor:
+        return without(K, (self.d, self.d))
+
+    def pack(self, M: Tensor) -> Tensor:
+        return padded(M, self.packed_shape)
+
+    def add_to_diagonal_(self, M: Tensor, value: float) -> Tensor:
+        self.unpack(M).diagonal(dim1=-2, dim2=-1).add_(value)
+        return M
 
     def project_congruence(self, K: Tensor, U: Tensor, unit: Tensor | None = None) -> Tensor:
         """``Kᵀ U K`` in fp32."""
         size = room(self.d)
-        K = padded(K, (size, size)).contiguous()
         if U.dim() == 2:
             KU = (padded(divided(U, unit), (size,)).unsqueeze(-1) * K).mT
             summands = split(KU.contiguous(), size, count=2)
         else:
             summands = product(split(U.contiguous(), size, count=3, unit=unit), K)
-        return without(product(summands, K, last=True), (self.d, self.d))
+        return product(summands, K, last=True)
 
 
 def in_frame(
     H: BlockCurvature, Ks: Sequence[Tensor], sizes: Sequence[int]
 ) -> list[tuple[Tensor, Tensor]]:
-    """For every axis: the partial trace of KᵀHK with padding, and its weight (b,) in fp32.
+    """For every axis: the partial trace of KᵀHK, padded as Ks are, and its weight (b,) in fp32.
 
-    Ks are in bf16 and may be padded; `sizes` are those without.
+    Ks are in bf16; `sizes` are those without padding.
     """
-    structures = [MatrixUnits(d) for d in sizes]
-    views = [without(K, (d, d)) for K, d in zip(Ks, sizes, strict=True)]
-    seen = H.for_operands(torch.bfloat16, 1.0).in_frame(views, structures)
-    return [
-        (padded(gram, K.shape[1:]).contiguous(), weight.float().contiguous())
-        for (gram, weight), K in zip(seen, Ks, strict=True)
-    ]
+    seen = H.for_operands(torch.bfloat16, 1.0).in_frame(Ks, [MatrixUnits(d) for d in sizes])
+    return [(gram.contiguous(), weight.float().contiguous()) for gram, weight in seen]
 
 
 def split(X: Tensor, size: int, *, count: int, unit: Tensor | None = None) -> Tensor:
