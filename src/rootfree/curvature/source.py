@@ -166,8 +166,12 @@ def _largest(held: Sequence[tuple[Tensor, Tensor]]) -> list[Largest]:
     """
     found: list[Largest] = []
     alike: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+    seen: set[Any] = set()
     for p, t in held:
-        alike.setdefault((t.untyped_storage().data_ptr(), t.shape, t.dtype), []).append((p, t))
+        look = (t.shape, t.stride(), t.dtype)
+        if (t.data_ptr(), *look) not in seen:  # a weight and its bias may have a factor in common
+            seen.add((t.data_ptr(), *look))
+            alike.setdefault((t.untyped_storage().data_ptr(), *look), []).append((p, t))
     apart: dict[Any, list[tuple[Tensor, Tensor]]] = {}
     for members in alike.values():
         rows = rows_of_one([t for _, t in members])

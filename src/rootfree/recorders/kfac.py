@@ -242,8 +242,7 @@ class KFACRecorder(Recorder):
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
         layer = self._owners.get(id(p))
-        key = None if layer is None else id(layer.weight)
-        if layer is None or key not in self._records or key in self._strangers:
+        if layer is None or (key := id(layer.weight)) not in self._records.keys() - self._strangers:
             return None
         self._check_terms(batch_size)
         if self.fisher == "empirical":
@@ -254,7 +253,9 @@ class KFACRecorder(Recorder):
             # Rows are of the summed loss, whose average the optimizer sees.
             factor = 1 / (batch_size * (self.samples if self.fisher == "monte-carlo" else 1))
         if batch_size not in self._made:
-            recorded = {k: (s, self._joined(self._layers[k])) for k, s in self._records.items()}
+            # In the order of the layers, in which they will be stacked.
+            found = [(k, layer) for k, layer in self._layers.items() if k in self._records]
+            recorded = {k: (self._records[k], self._joined(layer)) for k, layer in found}
             self._made[batch_size] = kfac_factors.of_layers(recorded, factor=factor)
         G, A = self._made[batch_size][key]
         if p is layer.bias:
