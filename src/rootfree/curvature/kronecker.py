@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -237,13 +238,19 @@ def together(tensors: Sequence[Tensor]) -> Tensor:
 def rows_of_one(tensors: Sequence[Tensor]) -> Tensor | None:
     """The stack that tensors of one shape are the rows of; None: they are not, or not in order."""
     first = tensors[0]
-    start, step, memory = first.storage_offset(), first.numel(), first.untyped_storage().data_ptr()
+    start, step, memory = first.storage_offset(), first.numel(), memory_of(first)
     for i, t in enumerate(tensors):
         if t.storage_offset() != start + i * step or t.dtype != first.dtype:
             return None
-        if t.untyped_storage().data_ptr() != memory or not t.is_contiguous():
+        if memory_of(t) != memory or not t.is_contiguous():
             return None
     return first.as_strided((len(tensors), *first.shape), (step, *first.stride()), start)
+
+
+def memory_of(t: Tensor) -> int:
+    """What tells the memory of a tensor from others; also of tensors without numbers."""
+    storage: Any = t.untyped_storage()
+    return int(storage._cdata)
 
 
 def _places(tile: Tile, ns: range, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from rootfree.curvature.diagonal import DiagonalCurvature
-from rootfree.curvature.kronecker import KroneckerCurvature, rows_of_one
+from rootfree.curvature.kronecker import KroneckerCurvature, memory_of, rows_of_one
 from rootfree.curvature.outer_products import SumOfOuterProducts
 from rootfree.curvature.protocol import Curvature, ParameterCurvature
 from rootfree.curvature.stacking import BlockCurvature, blocks_of, cut_out
@@ -168,10 +168,11 @@ def _largest(held: Sequence[tuple[Tensor, Tensor]]) -> list[Largest]:
     alike: dict[Any, list[tuple[Tensor, Tensor]]] = {}
     seen: set[Any] = set()
     for p, t in held:
-        look = (t.shape, t.stride(), t.dtype)
-        if (t.data_ptr(), *look) not in seen:  # a weight and its bias may have a factor in common
-            seen.add((t.data_ptr(), *look))
-            alike.setdefault((t.untyped_storage().data_ptr(), *look), []).append((p, t))
+        look = (memory_of(t), t.shape, t.stride(), t.dtype)
+        place = (t.storage_offset(), *look)
+        if place not in seen:  # a weight and its bias may have a factor in common
+            seen.add(place)
+            alike.setdefault(look, []).append((p, t))
     apart: dict[Any, list[tuple[Tensor, Tensor]]] = {}
     for members in alike.values():
         rows = rows_of_one([t for _, t in members])
