@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 
 from conformance.problems import batches, loss_of, network, snapshot
 from conformance.rows import ROWS
+from kernels.devices import DEVICE
 
 pytestmark = pytest.mark.slow
 
@@ -21,18 +22,20 @@ def compiled_frames() -> int:
     return counters["frames"]["total"] + counters["stats"]["unique_graphs"]
 
 
-def train(name, *, compile_step, compile_model=False, steps=6, watched=2, **overrides):
+def train(
+    name, *, compile_step, compile_model=False, steps=6, watched=2, device="cpu", **overrides
+):
     """Train; compiled, no step after the first `watched` may compile anything."""
     torch._dynamo.reset()
     counters.clear()
-    model = network()
+    model = network().to(device)
     optimizer = BY_NAME[name].make(model.parameters(), **overrides)
     forward = torch.compile(model) if compile_model else model
     step = torch.compile(optimizer.step) if compile_step else optimizer.step
     seen = []
     for x, y in batches(steps):
         optimizer.zero_grad()
-        loss_of(forward, x, y).backward()
+        loss_of(forward, x.to(device), y.to(device)).backward()
         step()
         seen.append(compiled_frames())
     if compile_step or compile_model:
@@ -82,6 +85,7 @@ def test_kernels_in_a_compiled_step(dtype):
     """What is not compiled of a step runs as it does in one that is not."""
     # two refreshes, in Triton's interpreter where there is no GPU
     options = {"fused": True, "matmul_dtype": dtype, "update_rms": None, "steps": 4}
+    options["device"] = DEVICE
     compiled = train("IFShampoo", compile_step=True, **options)
     assert_same(compiled, train("IFShampoo", compile_step=False, **options), rtol=0)
 

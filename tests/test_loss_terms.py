@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, l1_loss, log_softmax, mse_loss, nll_loss
 
 import rootfree
+from conformance.problems import nothing_waits
 
 VOCABULARY = 11
 
@@ -152,6 +153,31 @@ def test_a_loss_outside_of_the_model_tells_by_its_gradient_what_it_leaves_out(ca
         (factor * loss(model(ids), labels)).backward()
         optimizer.step()
         assert optimizer.batch_size == B
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_count_waits_for_the_backward_pass_alone():
+    """Neither does the backward pass wait, nor the count for what was queued after it."""
+    model = Language().to("cuda")
+    optimizer = rootfree.IFShampoo(model.parameters())
+    tracker = rootfree.track_batch_size(model, optimizer, "tokens")
+    for left_out, B in [(2, 12), (4, 14), (1, 11)]:
+        ids = torch.randint(VOCABULARY, (3, 5), device="cuda")
+        labels = ids.clone()
+        labels[0, left_out:] = -100
+        for stepping in (False, True):
+            loss = cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+            with nothing_waits():
+                loss.backward()
+            if stepping:
+                optimizer.step()
+                assert optimizer.batch_size == B
+                continue
+            torch.cuda._sleep(2_000_000_000)  # about a second
+            later = torch.cuda.Event()
+            later.record()
+            assert tracker.take() == B
+            assert not later.query(), "the count waited for what came after the backward pass"
 
 
 def test_positions_of_several_backward_passes_are_put_together():

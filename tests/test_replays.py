@@ -20,8 +20,8 @@ from conformance.problems import (
     nothing_waits,
     snapshot,
 )
+from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.graphs import GraphRecorder
-from rootfree.kernels.stack import Stack
 from rootfree.shell import block_optimizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -64,7 +64,7 @@ class Run:
             for _, works in memory.patterns
             for work in works
             for _, stack in work.stacks or []
-            if not isinstance(stack, Stack) and stack._recordings is not None
+            if isinstance(stack, FusedStack) and stack._recordings is not None
         ]
 
     @property

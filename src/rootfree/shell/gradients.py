@@ -25,7 +25,7 @@ from rootfree.kernels.plan import kernels_run
 from rootfree.shell.checks import OneOf
 from rootfree.shell.schedules import schedule
 from rootfree.shell.summary import named_groups
-from rootfree.shell.work import MOST_PATTERNS, Group, GroupMemory, Work, sorted_work
+from rootfree.shell.work import Group, GroupMemory, Work, sorted_work
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
@@ -46,8 +46,9 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
         memory = None if torch.compiler.is_compiling() else memory_of(optimizer, group)
         places = places_of(params) if memory is None else memory.places
         gs = [p.grad for p in params]
-        for i in elsewhere.get(id(group), ()):
-            gs[i] = torch.zeros_like(params[i])
+        if elsewhere:  # torch.compile before 2.13 knows no id() of a dict
+            for i in elsewhere.get(id(group), ()):
+                gs[i] = torch.zeros_like(params[i])
         dues = [True] * len(gs) if memory is None else dues_of(memory)
         due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
         refresh = due.pop() if len(due) == 1 else None  # None: some of them
@@ -55,12 +56,12 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
             None if g is None else (place, g.dtype, g.layout, refresh is None and d)
             for place, g, d in zip(places, gs, dues, strict=True)
         ]
-        patterns = [] if memory is None else memory.patterns
-        work = next((work for known, work in patterns if known == kinds), None)
+        work = None if memory is None else memory.work_for(kinds)
         if work is None:
             rows = [optimizer.state[p] for p in params] if memory is None else memory.rows
             work = sorted_work(group, kinds, rows, elements_at_once=optimizer._elements_at_once)
-            patterns[:] = [(kinds, work), *patterns[: MOST_PATTERNS - 1]]
+            if memory is not None:
+                memory.remember(kinds, work)
         for w in work:
             if not w.meshes:
                 w.gs = [cast("Tensor", gs[i]) for i in w.where]
@@ -109,6 +110,8 @@ def dues_of(memory: GroupMemory) -> list[bool]:
 
 def advance_clocks(optimizer: RootFreeOptimizer, work: Iterable[Work]) -> None:
     """Count a step for what was updated; diagonal methods and AdamW have no clock."""
+    if torch.compiler.is_compiling():  # a diagonal method
+        return
     for w in work:
         memory = optimizer._memories.get(id(w.group))
         if memory is None or memory.steps is None:
@@ -171,7 +174,7 @@ class Watch:
                 _refuse(groups, curvature)
         elif flags:
             # One device counts: a CPU, if there is one, for all of them.
-            device = next(filter(host_reads, flags), next(iter(flags)))
+            device = ([*filter(host_reads, flags)] or [*flags])[0]
             self.count_on(device).add_(flags[device])
             if host_reads(device):
                 return not flags[device]
