@@ -6,15 +6,14 @@ On a GPU each is a launch, and small ones cost the host more than the device.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import rootfree
+from distributed.one_rank import Operations
 from rootfree.kernels import axis_products, factors, fused_stack, given
 
 pytest.importorskip("triton")
@@ -25,18 +24,6 @@ RECORDERS = {
     "sampled": lambda model: rootfree.MonteCarloFisherRecorder(model, loss="mse"),
     "diagonal": lambda model: rootfree.HutchinsonDiagonal(model),
 }
-
-
-class Operations(TorchDispatchMode):
-    """Counts what is dispatched, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen[str(func)] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def operations(make, layers: int) -> dict[bool, Counter[str]]:

@@ -129,34 +129,41 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...], known: set[Any]) -> N
     """Refuse what is no curvature of `p`.  Changes known: kinds of tensors that were looked at."""
     if H is None:
         return
-    what = f"the curvature of a parameter of shape {tuple(p.shape)}"
-    if isinstance(H, SumOfOuterProducts):
-        fits = tuple(H.V.shape[1:]) == shape
-        wanted, got = f"V of shape (r, {', '.join(map(str, shape))})", tuple(H.V.shape)
-    elif isinstance(H, DiagonalCurvature):
-        fits = tuple(H.h.shape) == shape
-        wanted, got = f"h of shape {shape}", tuple(H.h.shape)
-    elif isinstance(H, KroneckerCurvature):
+    if isinstance(H, KroneckerCurvature):
         fits = math.prod(H.axes) == math.prod(shape)
-        wanted, got = f"axes with product {math.prod(shape)}", H.axes
+    elif isinstance(H, SumOfOuterProducts | DiagonalCurvature):
+        found = H.V.shape[1:] if isinstance(H, SumOfOuterProducts) else H.h.shape
+        fits = found == shape
     else:
         raise TypeError(
-            f"{what} must be SumOfOuterProducts, KroneckerCurvature, DiagonalCurvature or None, "
-            f"got {type(H).__name__}"
+            f"{_what(p)} must be SumOfOuterProducts, KroneckerCurvature, DiagonalCurvature or "
+            f"None, got {type(H).__name__}"
         )
     if not fits:
-        raise ValueError(f"{what} must have {wanted}, got {got}")
+        raise ValueError(f"{_what(p)} must have {_misfit(H, shape)}")
     for t in _tensors_of(H):
         kind = type(t), t.dtype, t.device, p.device
         if kind in known:
             continue
         known.add(kind)
         if not torch.is_floating_point(t):
-            raise TypeError(f"{what} must be of a real floating-point dtype, got {t.dtype}")
+            raise TypeError(f"{_what(p)} must be of a real floating-point dtype, got {t.dtype}")
         if hasattr(t, "full_tensor"):
-            raise TypeError(f"{what} must be whole and the same on every rank, got a DTensor")
+            raise TypeError(f"{_what(p)} must be whole and the same on every rank, got a DTensor")
         if t.device != p.device:
-            raise ValueError(f"{what} must be on {p.device}, got {t.device}")
+            raise ValueError(f"{_what(p)} must be on {p.device}, got {t.device}")
+
+
+def _what(p: Tensor) -> str:
+    return f"the curvature of a parameter of shape {tuple(p.shape)}"
+
+
+def _misfit(H: ParameterCurvature, shape: tuple[int, ...]) -> str:
+    if isinstance(H, SumOfOuterProducts):
+        return f"V of shape (r, {', '.join(map(str, shape))}), got {tuple(H.V.shape)}"
+    if isinstance(H, DiagonalCurvature):
+        return f"h of shape {shape}, got {tuple(H.h.shape)}"
+    return f"axes with product {math.prod(shape)}, got {H.axes}"
 
 
 def _largest(held: Sequence[tuple[Tensor, Tensor]]) -> list[Largest]:
@@ -189,8 +196,8 @@ def _largest(held: Sequence[tuple[Tensor, Tensor]]) -> list[Largest]:
 
 
 def _tensors_of(H: ParameterCurvature | None) -> Sequence[Tensor]:
-    if H is None:
-        return []
+    if isinstance(H, KroneckerCurvature):
+        return H.factors
     if isinstance(H, SumOfOuterProducts):
         return [H.V]
-    return [H.h] if isinstance(H, DiagonalCurvature) else H.factors
+    return [] if H is None else [H.h]

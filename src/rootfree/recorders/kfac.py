@@ -242,7 +242,8 @@ class KFACRecorder(Recorder):
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
         layer = self._owners.get(id(p))
-        if layer is None or (key := id(layer.weight)) not in self._records.keys() - self._strangers:
+        key = None if layer is None else id(layer.weight)
+        if layer is None or key not in self._records or key in self._strangers:
             return None
         self._check_terms(batch_size)
         if self.fisher == "empirical":
@@ -257,7 +258,7 @@ class KFACRecorder(Recorder):
             found = [(k, layer) for k, layer in self._layers.items() if k in self._records]
             recorded = {k: (self._records[k], self._joined(layer)) for k, layer in found}
             self._made[batch_size] = kfac_factors.of_layers(recorded, factor=factor)
-        G, A = self._made[batch_size][key]
+        G, A = self._made[batch_size][id(layer.weight)]
         if p is layer.bias:
             return KroneckerCurvature((G,), (G.shape[0],))
         first, second = (A, G) if layer.indexed else (G, A)
@@ -265,10 +266,8 @@ class KFACRecorder(Recorder):
 
     def _drop(self) -> None:
         super()._drop()
-        self._calls = []
-        self._made = {}
-        self._through = {}
-        self._unclear = []
+        self._calls, self._unclear = [], []
+        self._made, self._through = {}, {}
 
     def _reduce(self) -> None:
         self._made = {}
