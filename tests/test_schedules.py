@@ -10,7 +10,6 @@ from torch import nn
 
 import rootfree
 from rootfree.shell.schedules import (
-    every,
     logarithmic,
     refresh_interval,
     schedule,
@@ -38,8 +37,8 @@ def due(function, steps: int) -> list[int]:
 
 
 def test_every():
-    assert due(every(1), 4) == [0, 1, 2, 3]
-    assert due(every(3), 10) == [0, 3, 6, 9]
+    assert due(schedule(1), 4) == [0, 1, 2, 3]
+    assert due(schedule(3), 10) == [0, 3, 6, 9]
 
 
 def test_logarithmic_is_every_step_at_first_and_then_ever_more_rarely():

@@ -18,7 +18,9 @@ from kernels.test_direction import (
     options,
     problem,
 )
+from rootfree.curvature import OuterProducts
 from rootfree.curvature.kronecker import KroneckerBlocks, Part
+from rootfree.curvature.stacking import MixedCurvature
 from rootfree.kernels import axis_products, factors
 from rootfree.kernels.given import MatrixUnits, product, split
 from rootfree.kernels.halves import joined
@@ -125,6 +127,22 @@ def test_a_refresh_equals_the_rule(shape, changes):
         by_kernels(group, mine, U, refresh=H is not None, H=H)
         expected = direction(group, structures, state, G, H)
         assert_alike(H is not None, before, joined(mine), U, state, expected)
+
+
+def test_blocks_without_a_given_curvature_keep_the_rate_of_one_gradient():
+    """β₂ is less for their long axes (rate_by_rank), beside blocks whose curvature is given."""
+    shape, group = (40, 3), options(rate_by_rank=True)
+    structures, state = problem(shape, group)
+    for i in range(2):
+        G = gradients(shape, i)
+        own = OuterProducts(G[1:].unsqueeze(-1), scale=group["batch_size"] ** 0.5)
+        known = kronecker(shape, i).rows(slice(0, 1))
+        H = MixedCurvature((([slice(0, 1)], known), ([slice(1, 2)], own)))
+        mine, U = for_kernels(state, shape), G.clone()
+        before = {name: t.clone() for name, t in state.items()}
+        by_kernels(group, mine, U, H=H)
+        expected = direction(group, structures, state, G, H)
+        assert_alike(True, before, joined(mine), U, state, expected)
 
 
 @pytest.mark.parametrize("has_gram", [True, False])

@@ -62,6 +62,17 @@ class Positions(nn.Module):
         return self.head(h.mean(0 if self.first else 1))
 
 
+class Splitting(nn.Module):
+    """A model that works on its batch in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.inside(part) for part in x.split(2)])
+
+
 def recorded(recorder, model: nn.Module, x: Tensor):
     """Forward and backward inside the context, and the check that an optimizer makes."""
     model.zero_grad()
@@ -168,6 +179,27 @@ def test_examples_on_the_first_axis_are_known_beside_as_many_positions():
         torch.testing.assert_close(H.V[i] * N**0.5, model.inside.weight.grad)
     reduce = recorded(KFACRecorder(model, sharing="reduce"), model, x)
     assert reduce.of(model.inside.weight, batch_size=N) is not None
+
+
+def test_a_model_that_splits_its_batch_is_refused_for_that():
+    model = seeded(Splitting)
+    recorder = PerExampleFisherRecorder(model)
+    with pytest.raises(RuntimeError, match=r"the 6 examples .* Linear got \(2, 4\)") as refused:
+        recorded(recorder, model, normal(N, 4))
+    assert "backward pass" not in str(refused.value)
+
+
+def test_parts_of_a_batch_one_by_one_are_the_batch():
+    """What the refusal above asks for."""
+    model = seeded(Splitting)
+    recorder = PerExampleFisherRecorder(model)
+    with recorder:
+        for part, y in zip(normal(N, 4).split(2), labels(N, CLASSES).split(2), strict=True):
+            (F.cross_entropy(model(part), y, reduction="sum") / N).backward()
+    recorder.check(list(model.parameters()))
+    found = recorder.of(model.inside.weight, batch_size=N).V
+    whole = recorded(PerExampleFisherRecorder(model.inside), model.inside, normal(N, 4))
+    torch.testing.assert_close(found, whole.of(model.inside.weight, batch_size=N).V)
 
 
 def test_batch_norm_of_vectors_has_per_example_gradients():

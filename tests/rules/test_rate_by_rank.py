@@ -11,6 +11,8 @@ from conformance.curvatures import FromGradients
 from rootfree.rules.if_shampoo import rates_by_rank
 from rootfree.structures import make_structure
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 #: (structure of each axis with its length, rate of each axis at β₂ = 0.6)
 CASES = [
     ([("dense", 2), ("dense", 30)], [0.6, 0.04]),
@@ -58,3 +60,53 @@ def test_a_given_curvature_has_its_own_rank():
         strict=True,
     ):
         assert torch.equal(one, other)
+
+
+class OfSome:
+    """A curvature that knows some of the parameters."""
+
+    def __init__(self, known):
+        self.known, self.given = known, FromGradients("kronecker")
+
+    def joint(self):
+        return ()
+
+    def check(self, params):
+        pass
+
+    def of(self, p, *, batch_size):
+        return self.given.of(p, batch_size=batch_size) if p in self.known else None
+
+    def used(self):
+        pass
+
+
+def run(method, chosen, dtype=torch.float64, device="cpu", **options):
+    """Some of three parameters after four steps; the second has a given curvature."""
+    generator = torch.Generator().manual_seed(0)
+    ps = [nn.Parameter(torch.zeros(2, 6, dtype=dtype, device=device)) for _ in range(3)]
+    gs = [torch.randn(4, 2, 6, dtype=torch.float64, generator=generator).to(ps[0]) for _ in ps]
+    words = {"batch_size": 3, "update_every": 1, "curvature": OfSome({ps[1]}), **options}
+    optimizer = method([ps[i] for i in chosen], **words)
+    for step in range(4):
+        for i in chosen:
+            ps[i].grad = gs[i][step]
+        optimizer.step()
+    return [ps[i].detach() for i in chosen]
+
+
+@pytest.mark.parametrize("method", [rootfree.IFShampoo, rootfree.RFShampoo])
+@pytest.mark.parametrize("options", [{}, {"block_size": 3}], ids=["whole", "cut"])
+def test_neighbours_in_a_stack_change_nothing(method, options):
+    """Blocks of one shape are worked on together, with a given curvature and without."""
+    for i, p in enumerate(run(method, [0, 1, 2], **options)):
+        torch.testing.assert_close(p, *run(method, [i], **options), rtol=1e-13, atol=0)
+
+
+def test_nor_where_kernels_run():
+    """Rounding to bf16 moves parameters by parts in a thousand; another rate moved them twice."""
+    pytest.importorskip("triton")
+    products = {"matmul_dtype": torch.bfloat16, "fused": True}
+    words = {"dtype": torch.float32, "device": DEVICE, **products}
+    for i, p in enumerate(run(rootfree.IFShampoo, [0, 1, 2], **words)):
+        torch.testing.assert_close(p, *run(rootfree.IFShampoo, [i], **words), rtol=0.02, atol=1e-6)

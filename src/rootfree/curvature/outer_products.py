@@ -52,12 +52,14 @@ class SumOfOuterProducts:
 class OuterProducts:
     """weight·Σᵢ vec(Vᵢ)vec(Vᵢ)ᵀ for a stack of blocks V (b, d_1..d_N) or, of several, (…, r).
 
-    `scale` (b,) multiplies V. The default curvature is `OuterProducts(G, weight=B)`.
+    `scale` (b,) multiplies V. The default curvature is `OuterProducts(G, weight=B)`; `given` tells
+    one that knows more than a single gradient from it.
     """
 
     V: Tensor
     weight: int = 1
     scale: Tensor | float = 1.0
+    given: bool = False
 
     def in_frame(
         self, Ks: Sequence[Tensor], structures: Sequence[Structure]

@@ -111,7 +111,7 @@ def _stack(form: tuple[Any, ...], runs: Sequence[_Run], G: Tensor, *, B: int) ->
         parts = V.split([tile.blocks for tile, _ in given])
         for (tile, H), part in zip(given, parts, strict=True):
             part.view(*tile.counts, *tile.sizes, form[1]).copy_(_grid_of_many(tile, H.V))
-        return OuterProducts(V)
+        return OuterProducts(V, given=True)
     wide = torch.promote_types(G.dtype, torch.float32)
     restricted = [_parts([H for _, H in run], run[0][0], wide) for run in runs]
     return KroneckerBlocks(

@@ -63,7 +63,7 @@ def direction_(
     """
     axes = G.dim() - 1
     if axes == 1:
-        _vectors_(state, G, numbers, norm=norm, refresh=refresh)
+        vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
         sizes = [operand(state, n).shape[1] for n in range(axes)]
         stack = padded(G, [*map(room, sizes)])
@@ -76,7 +76,7 @@ def direction_(
                     sums = squares[part] if mine is None else mine.root_mean_diagonal(sizes)
                 site = (*site_of(stack[part], whole, sums, norm), *sizes, refresh, H is None)
                 if refresh:
-                    words = (numbers, norm, by_rank and mine is None)
+                    words = (numbers, norm, by_rank)
                     _refresh_(site, sizes, Ks, whole, stack[part], sums, mine, *words)
                 _precondition_(site, stack[part], Ks)
         if stack is not G:
@@ -93,15 +93,17 @@ def portions(G: Tensor, state: dict[str, Tensor]) -> Iterator[tuple[slice, dict[
         yield part, {name: slab[part] for name, slab in state.items()}
 
 
-def _vectors_(
+def vectors_(
     state: dict[str, Tensor], G: Tensor, numbers: Tensor, *, norm: str | None, refresh: bool
 ) -> None:
-    k = state["factor0"]
+    """G <- U where the factors are diagonal, also those of whitening.  Changes G and state."""
+    k, whiten = state["factor0"], "mean_square" in state
     launch(
-        triton_kernels().vectors.vector_kernel, len(G),
-        G, k, state.get("started", k), state.get("rounding", k), numbers, G.shape[1],
-        site=(*site_of(G, state, None, norm), refresh),
-        REFRESH=refresh, START="started" in state, NORM=norm or "none", BLOCK=1024, num_warps=4,
+        triton_kernels().vectors.vector_kernel, len(G), G, k, state.get("started", k),
+        state.get("mean_square", k), state.get("rounding", k), numbers, G.shape[1],
+        site=(*site_of(G, state, None, norm), refresh, whiten),
+        REFRESH=refresh, START="started" in state, WHITEN=whiten, NORM=norm or "none",
+        BLOCK=1024, num_warps=4,
     )  # fmt: skip
 
 
@@ -137,14 +139,17 @@ def _refresh_(
     powers = powers_of_two(site, sizes, traces)
     for n, (K, (of_axis, largest)) in enumerate(zip(Ks, seen, strict=True)):
         rates = numbers
-        if by_rank and sizes[n] ** 2 > elements:  # β₂·D₋ₙ/dₙ
+        by_less = elements / sizes[n] ** 2 if by_rank and sizes[n] ** 2 > elements else 1.0
+        if by_less < 1 and H is None:  # β₂·D₋ₙ/dₙ
             rates = numbers.clone()
-            rates[6] *= elements / sizes[n] ** 2
+            rates[6] *= by_less
         h, sums, fourths = tangent(
             (*site, n), n, sizes, K, of_axis, largest, traces, None, numbers, norm,
             has_gram=H is not None,
         )  # fmt: skip
         product = torch.bmm(K, h)
+        if by_less < 1 and H is not None:
+            given.slow_(product, H, by_less)
         move_(
             (*site, n), n, K, product, sums, fourths, powers, state.get("started"), state, rates,
             norm=norm, whiten=False,

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rootfree.curvature import BlockCurvature
+from rootfree.curvature import BlockCurvature, OuterProducts
+from rootfree.curvature.stacking import MixedCurvature
 from rootfree.kernels.axis_products import padded, room, tiling, without
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.structures import Structure
@@ -71,6 +72,14 @@ def in_frame(
     """
     seen = H.for_operands(torch.bfloat16, 1.0).in_frame(Ks, [MatrixUnits(d) for d in sizes])
     return [(gram.contiguous(), weight.float().contiguous()) for gram, weight in seen]
+
+
+def slow_(products: Tensor, H: BlockCurvature, by: float) -> None:
+    """K h <- by·K h in the blocks whose curvature is of one gradient alone.  Changes products."""
+    for rows, each in H.members if isinstance(H, MixedCurvature) else ():
+        if isinstance(each, OuterProducts) and not each.given:
+            for part in rows:
+                products[part] *= by
 
 
 def split(X: Tensor, size: int, *, count: int, unit: Tensor | None = None) -> Tensor:

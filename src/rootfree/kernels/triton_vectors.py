@@ -15,10 +15,14 @@ from rootfree.kernels.triton_shared import LARGEST, LEAST, SKIP, root_of, round_
 
 @triton.jit(do_not_specialize=["size"])
 def vector_kernel(
-    G, K, started, counters, numbers, size,
-    REFRESH: tl.constexpr, START: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+    G, K, started, means, counters, numbers, size,
+    REFRESH: tl.constexpr, START: tl.constexpr, WHITEN: tl.constexpr, NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One axis with a diagonal factor k: h = ½(B(kg)² + λk² - γ), k <- k(1 - β₂h/‖h‖), g <- k²g."""
+    """One axis with a diagonal factor k: h = ½(B(kg)² + λk² - γ), k <- k(1 - β₂h/‖h‖), g <- k²g.
+
+    WHITEN: p = k² in the place of k in h, ‖2h‖ in that of ‖h‖, and λ = ρv (v in `means`).
+    """
     if tl.load(numbers + SKIP) != 0:
         return
     B = tl.load(numbers + 5)
@@ -31,23 +35,31 @@ def vector_kernel(
     scale = tl.zeros((), tl.float32) + 1.0
     step = tl.zeros((), tl.float32)
     if REFRESH:
-        waits = scale < 0
         if START:
             # Read before the sum, which all warps wait for: it is written below.
             known = tl.load(started + b) != 0
+            if WHITEN:
+                before = tl.load(means + b)
             rms = _root_mean_square(g_at, size, BLOCK)
-            finite = (rms > 0) & (rms < float("inf"))
-            if (known == 0) & finite:
+            has_gradient = (rms > 0) & (rms < float("inf"))
+            fresh = (known == 0) & has_gradient
+            moves = known | has_gradient
+            if WHITEN:
+                v = followed(before, rms, beta2, has_gradient, fresh)
+                tl.store(means + b, v)
+                lam = lam * v + LEAST
+                moves = has_gradient
+            if fresh:
                 scale = 1 / tl.maximum(tl.sqrt(B) * rms, 1e-15)
+                if WHITEN:
+                    scale = tl.sqrt(scale)
                 tl.store(started + b, tl.full((), 1, started.dtype.element_ty))
-            waits = (known == 0) & (finite == 0)
         norm = tl.zeros((), tl.float32)
         for begin in range(0, size, BLOCK):
             at = begin + tl.arange(0, BLOCK)
             g = tl.load(g_at + at, at < size, 0.0).to(tl.float32)
             k = tl.load(k_at + at, at < size, 0.0).to(tl.float32) * scale
-            h = _vector_tangent(g, k, B, lam, gamma)
-            h = tl.where(at < size, h, 0.0)
+            h = tl.where(at < size, _tangent(g, k, B, lam, gamma, WHITEN), 0.0)
             if NORM == "frobenius":
                 norm += tl.sum(h * h, 0)
             else:
@@ -56,7 +68,11 @@ def vector_kernel(
             norm = tl.sqrt(norm)
         if NORM == "none":
             norm = tl.zeros((), tl.float32)
-        step = tl.where(waits, 0.0, beta2 / tl.maximum(norm, 1.0))
+        if WHITEN:
+            norm = 2 * norm
+        step = beta2 / tl.maximum(norm, 1.0)
+        if START:  # blocks that wait for a gradient do not move
+            step = tl.where(moves, step, 0.0)
     for begin in range(0, size, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         mask = at < size
@@ -64,73 +80,15 @@ def vector_kernel(
         k = tl.load(k_at + at, mask, 0.0).to(tl.float32)
         if REFRESH:
             k = k * scale
-            k = k * (1 - step * _vector_tangent(g, k, B, lam, gamma))
+            k = k * (1 - step * _tangent(g, k, B, lam, gamma, WHITEN))
             if K.dtype.element_ty == tl.bfloat16:
                 rounded = round_stochastically(k, at, tl.load(counters + b))
                 tl.store(k_at + at, rounded, mask)
                 k = rounded.to(tl.float32)
             else:
                 tl.store(k_at + at, k, mask)
-        tl.store(g_at + at, (k * (k * g)).to(G.dtype.element_ty), mask)
-
-
-@triton.jit(do_not_specialize=["size"])
-def whiten_vector_kernel(
-    G, C, started, means, counters, numbers, size,
-    REFRESH: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One axis with a diagonal P = C²: e = (pg)² + λp² - 1, c <- c(1 - β₂/2·e/‖e‖), g <- c²g."""
-    if tl.load(numbers + SKIP) != 0:
-        return
-    beta2 = tl.load(numbers + 6)
-    b = tl.program_id(0)
-    g_at = G + b.to(tl.int64) * size
-    c_at = C + b.to(tl.int64) * size
-    scale = tl.zeros((), tl.float32) + 1.0
-    step = tl.zeros((), tl.float32)
-    lam = tl.zeros((), tl.float32)
-    if REFRESH:
-        known = tl.load(started + b) != 0
-        before = tl.load(means + b)
-        rms = _root_mean_square(g_at, size, BLOCK)
-        has_gradient = (rms > 0) & (rms < float("inf"))
-        fresh = (known == 0) & has_gradient
-        v = followed(before, rms, beta2, has_gradient, fresh)
-        lam = tl.load(numbers + 7) * v + LEAST
-        tl.store(means + b, v)
-        if fresh:
-            scale = tl.sqrt(1 / tl.maximum(rms, 1e-15))
-            tl.store(started + b, tl.full((), 1, started.dtype.element_ty))
-        norm = tl.zeros((), tl.float32)
-        for begin in range(0, size, BLOCK):
-            at = begin + tl.arange(0, BLOCK)
-            g = tl.load(g_at + at, at < size, 0.0).to(tl.float32)
-            c = tl.load(c_at + at, at < size, 0.0).to(tl.float32) * scale
-            e = tl.where(at < size, _vector_error(g, c, lam), 0.0)
-            if NORM == "frobenius":
-                norm += tl.sum(e * e, 0)
-            else:
-                norm = tl.maximum(norm, tl.max(tl.abs(e), 0))
-        if NORM == "frobenius":
-            norm = tl.sqrt(norm)
-        if NORM == "none":
-            norm = tl.zeros((), tl.float32)
-        step = tl.where(has_gradient, 0.5 * beta2 / tl.maximum(norm, 1.0), 0.0)
-    for begin in range(0, size, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        mask = at < size
-        g = tl.load(g_at + at, mask, 0.0).to(tl.float32)
-        c = tl.load(c_at + at, mask, 0.0).to(tl.float32)
-        if REFRESH:
-            c = c * scale
-            c = c * (1 - step * _vector_error(g, c, lam))
-            if C.dtype.element_ty == tl.bfloat16:
-                rounded = round_stochastically(c, at, tl.load(counters + b))
-                tl.store(c_at + at, rounded, mask)
-                c = rounded.to(tl.float32)
-            else:
-                tl.store(c_at + at, c, mask)
-        tl.store(g_at + at, (c * c * g).to(G.dtype.element_ty), mask)
+        u = k * k * g if WHITEN else k * (k * g)
+        tl.store(g_at + at, u.to(G.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -144,13 +102,8 @@ def _root_mean_square(g_at, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _vector_error(g, c, lam):
-    p = c * c
-    root = tl.minimum(tl.abs(p * g), 1e15)
-    return tl.minimum(root * root, LARGEST) + lam * p * p - 1
-
-
-@triton.jit
-def _vector_tangent(g, k, B, lam, gamma):
+def _tangent(g, k, B, lam, gamma, WHITEN: tl.constexpr):
+    if WHITEN:
+        k = k * k
     root = tl.minimum(tl.abs(k * g), 1e15) * tl.sqrt(B)
     return 0.5 * (tl.minimum(root * root, LARGEST) + lam * k * k - gamma)

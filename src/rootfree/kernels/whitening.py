@@ -30,6 +30,7 @@ from rootfree.kernels.factors import (
     powers_of_two,
     tangent,
     trace,
+    vectors_,
 )
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.tables import SKIP
@@ -51,7 +52,7 @@ def direction_(
     """
     axes = G.dim() - 1
     if axes == 1:
-        _vectors_(state, G, numbers, norm=norm, refresh=refresh)
+        vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
         sizes = [operand(state, n).shape[1] for n in range(axes)]
         stack = padded(G, [*map(room, sizes)])
@@ -69,18 +70,6 @@ def direction_(
             G.copy_(without(stack, sizes))
     if refresh and "rounding" in state:
         state["rounding"] += axes * (numbers[SKIP] == 0).int()
-
-
-def _vectors_(
-    state: dict[str, Tensor], G: Tensor, numbers: Tensor, *, norm: str | None, refresh: bool
-) -> None:
-    c = state["factor0"]
-    launch(
-        triton_kernels().vectors.whiten_vector_kernel, len(G),
-        G, c, state["started"], state["mean_square"], state.get("rounding", c), numbers, G.shape[1],
-        site=(*site_of(G, state, None, norm), refresh),
-        REFRESH=refresh, NORM=norm or "none", BLOCK=1024, num_warps=4,
-    )  # fmt: skip
 
 
 def _refresh_(

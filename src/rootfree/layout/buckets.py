@@ -7,7 +7,7 @@ call serves every block of the model that has the same shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from rootfree.layout.tiles import Piece, Tile
 from rootfree.structures import Structure
 
-State = MutableMapping[Tensor, dict[str, Tensor]]
 Plan = TypeVar("Plan")
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from rootfree.layout.tiles import Piece, Tile, pieces_of
 
-Ints = tuple[int, ...]
-
 
 class JointPairs:
     """Which parameters are preconditioned together, and what that makes of their shapes."""
@@ -39,15 +37,16 @@ class JointPairs:
         """Refuse a group (of tensors, or names with tensors) that has one of a joint pair alone."""
         inside = {entry[1] if isinstance(entry, tuple) else entry for entry in params}
         for weight, bias in self._bias_of.items():
-            for one, other, missing in ((weight, bias, "bias"), (bias, weight, "weight")):
-                if one in inside and other not in inside:
-                    raise ValueError(
-                        f"the {'weight' if missing == 'bias' else 'bias'} of shape "
-                        f"{tuple(one.shape)} is in this parameter group without its {missing} of "
-                        f"shape {tuple(other.shape)}; the curvature treats them as one matrix, so "
-                        "they must be in the same group (KFACRecorder(..., joint=False) takes them "
-                        "apart, which lets a companion have the bias)"
-                    )
+            names = {"weight": weight, "bias": bias}
+            here, missing = sorted(names, key=lambda name: names[name] not in inside)
+            if names[here] in inside and names[missing] not in inside:
+                raise ValueError(
+                    f"the {here} of shape {tuple(names[here].shape)} is in this parameter group "
+                    f"without its {missing} of shape {tuple(names[missing].shape)}; the curvature "
+                    "treats them as one matrix, so they must be in the same group "
+                    "(KFACRecorder(..., joint=False) takes them apart, which lets a companion have "
+                    "the bias)"
+                )
             kinds = (weight.dtype, weight.device), (bias.dtype, bias.device)
             if weight in inside and kinds[0] != kinds[1]:
                 raise ValueError(
@@ -95,13 +94,6 @@ def _joint_pieces(weight: Tensor, bias: Tensor, tile: Tile) -> list[Piece]:
     """The blocks of [W b], each as parts of rows that are in W and of the bias column."""
     inputs = math.prod(weight.shape[1:])
     pieces = []
-
-    def add(
-        p: Tensor, counts: Ints, sizes: Ints, strides: Ints, offset: int, stack: Ints, at: int
-    ) -> None:
-        if math.prod((*counts, *sizes)) > 0:
-            pieces.append(Piece(p, counts, sizes, strides, offset, stack, at))
-
     if len(tile.view) == 1:  # the matrix as one vector: row by row
         ((begin, count, size),) = tile.runs
         for block in range(begin, begin + count * size, size):
@@ -109,15 +101,20 @@ def _joint_pieces(weight: Tensor, bias: Tensor, tile: Tile) -> list[Piece]:
                 first = row * (inputs + 1)
                 start, end = max(block, first), min(block + size, first + inputs + 1)
                 columns = min(end, first + inputs) - start
-                add(weight, (), (columns,), (1,), start - row, (1,), start - begin)
-                add(bias, (), (end - start - columns,), (1,), row, (1,), end - 1 - begin)
-        return pieces
-    (r0, rc, rs), (c0, cc, cs) = tile.runs
-    stack = (cc * rs * cs, rs * cs, cs, 1)
-    last = c0 + cc * cs == inputs + 1  # whether the bias is in the last blocks of each row
-    whole = cc - last
-    along, first = (rs * inputs, cs, inputs, 1), r0 * inputs + c0
-    add(weight, (rc, whole), (rs, cs), along, first, stack, 0)
-    add(weight, (rc, last), (rs, cs - 1), along, first + whole * cs, stack, whole * rs * cs)
-    add(bias, (rc, last), (rs, 1), (rs, 0, 1, 0), r0, stack, whole * rs * cs + cs - 1)
-    return pieces
+                rest = end - start - columns
+                pieces += [
+                    Piece(weight, (), (columns,), (1,), start - row, (1,), start - begin),
+                    Piece(bias, (), (rest,), (1,), row, (1,), end - 1 - begin),
+                ]
+    else:
+        (r0, rc, rs), (c0, cc, cs) = tile.runs
+        stack = (cc * rs * cs, rs * cs, cs, 1)
+        last = c0 + cc * cs == inputs + 1  # whether the bias is in the last blocks of each row
+        whole, along, at = cc - last, (rs * inputs, cs, inputs, 1), r0 * inputs + c0
+        end = whole * rs * cs  # of the blocks that are all in W
+        pieces = [
+            Piece(weight, (rc, whole), (rs, cs), along, at, stack, 0),
+            Piece(weight, (rc, last), (rs, cs - 1), along, at + whole * cs, stack, end),
+            Piece(bias, (rc, last), (rs, 1), (rs, 0, 1, 0), r0, stack, end + cs - 1),
+        ]
+    return [piece for piece in pieces if math.prod((*piece.counts, *piece.sizes)) > 0]

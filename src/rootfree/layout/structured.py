@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rootfree.layout.tiles import Tile, axes_of, tiles_of
@@ -19,16 +20,6 @@ _ALLOWED = (
 )
 
 
-def structure_option(name: str, value: Any) -> Any:
-    """A name, a tuple of names, or pairs (number of axes, name or tuple): plain and hashable."""
-    return _checked(name, value, make_structure)
-
-
-def symmetric_structure_option(name: str, value: Any) -> Any:
-    """The same, of structures with the mirror image of every entry."""
-    return _checked(name, value, _symmetric)
-
-
 def _symmetric(text: str, d: int) -> Structure:
     structure = make_structure(text, d)
     if not isinstance(structure, (Dense, Diagonal, BlockDiagonal)):
@@ -38,7 +29,10 @@ def _symmetric(text: str, d: int) -> Structure:
     return structure
 
 
-def _checked(name: str, value: Any, make: Callable[[str, int], Structure]) -> Any:
+def structure_option(
+    name: str, value: Any, *, make: Callable[[str, int], Structure] = make_structure
+) -> Any:
+    """A name, a tuple of names, or pairs (number of axes, name or tuple): plain and hashable."""
     if isinstance(value, dict):
         value = tuple(sorted(value.items()))
     pairs = value if _is_pairs(value) else (("all", value),)
@@ -56,6 +50,10 @@ def _checked(name: str, value: Any, make: Callable[[str, int], Structure]) -> An
     if not value and not isinstance(value, str):
         raise ValueError(f"{name} must be {_ALLOWED}; got {value!r}")
     return tuple(value) if isinstance(value, list) else value
+
+
+#: The same, of structures with the mirror image of every entry.
+symmetric_structure_option = partial(structure_option, make=_symmetric)
 
 
 def _is_pairs(value: Any) -> bool:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import groupby, product
 from typing import NamedTuple
 
 from torch import Tensor
@@ -53,9 +53,7 @@ class Tile:
         """View (or, for a layout that has none, copy) of a parameter-shaped tensor as
         (counts..., sizes...)."""
         x = tensor.reshape(self.view)
-        for axis, (start, count, size) in enumerate(
-            zip(self.starts, self.counts, self.sizes, strict=True)
-        ):
+        for axis, (start, count, size) in enumerate(self.runs):
             x = x.narrow(axis, start, count * size)
         n = len(self.sizes)
         x = x.view(tuple(s for pair in zip(self.counts, self.sizes, strict=True) for s in pair))
@@ -126,19 +124,14 @@ def cut(d: int, block_size: int | None) -> list[tuple[int, int, int]]:
             return [(0, count, d // count)]
     unit = _UNIT if block_size >= 4 * _UNIT else 1
     units = -(-d // unit)
-    small, larger = divmod(units, -(-units * unit // (block_size // unit * unit)))
     pieces = -(-units * unit // (block_size // unit * unit))
+    small, larger = divmod(units, pieces)
     sizes = [(small + (i < larger)) * unit for i in range(pieces)]
     sizes[-1] -= units * unit - d
-    runs: list[tuple[int, int, int]] = []
-    start = 0
-    for size in sizes:
-        if runs and runs[-1][2] == size:
-            first, count, _ = runs[-1]
-            runs[-1] = (first, count + 1, size)
-        else:
-            runs.append((start, 1, size))
-        start += size
+    runs, start = [], 0
+    for size, alike in groupby(sizes):
+        runs.append((start, len(list(alike)), size))
+        start += runs[-1][1] * size
     return runs
 
 

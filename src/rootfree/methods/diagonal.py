@@ -12,30 +12,14 @@ from rootfree.kernels.finite import unchanged_if
 from rootfree.kernels.plan import kernels_run
 from rootfree.kernels.rounding import widened
 from rootfree.placement.local import is_sharded
-from rootfree.rules.diagonal import (
-    TINY,
-    accumulate_,
-    accumulate_squares_,
-    largest_of,
-    limited,
-    limited_together,
-    preconditioned_heavy_ball_,
-    reach,
-)
-from rootfree.shell.inspection import Factor, diagonal_limit
-from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
+from rootfree.rules import diagonal as rules
+from rootfree.shell.inspection import Factor, diagonal_factors
+from rootfree.shell.optimizer import RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
-from rootfree.shell.work import Work, portions_of
-from rootfree.structures import Diagonal
+from rootfree.shell.work import Group, Work, portions_of
 
 # Elements that are updated together where a copy of them is taken first.
 AT_ONCE = 2**26
-
-
-def _changed(work: Work) -> list[Tensor]:
-    """State that a step changes."""
-    keys = ("preconditioner", "momentum", "rounding")
-    return [tensor for key in keys for tensor in states(work, key)]
 
 
 class DiagonalOptimizer(RootFreeOptimizer):
@@ -53,17 +37,14 @@ class DiagonalOptimizer(RootFreeOptimizer):
         return "diagonal"
 
     def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
-        s = row["preconditioner"].flatten()
-        if len(s) == 0:
-            return []
-        curvature = (s.to(working_dtype(p)) + group["damping"]).unsqueeze(0)
-        limit = diagonal_limit(s.dtype)
-        return [Factor("preconditioner", Diagonal(len(s)), curvature, limit)]
+        s = row["preconditioner"]
+        curvature = s.to(working_dtype(p)) + group["damping"]
+        return diagonal_factors("preconditioner", curvature, s.dtype)
 
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         if is_sharded(p) or p.grad is None:
             return None
-        curvature = row["preconditioner"].to(working_dtype(p)) + max(group["damping"], TINY)
+        curvature = row["preconditioner"].to(working_dtype(p)) + max(group["damping"], rules.TINY)
         u: Tensor = p.grad / curvature
         return u.neg_() if group["maximize"] else u
 
@@ -73,8 +54,10 @@ class DiagonalOptimizer(RootFreeOptimizer):
         if work.skip is None:
             self._update_by_rule(work)
             return
+        keys = ("preconditioner", "momentum", "rounding")
         for part in portions_of(work, AT_ONCE):
-            with unchanged_if(work.skip, [*part.ps, *_changed(part)]):
+            changed = [tensor for key in keys for tensor in states(part, key)]
+            with unchanged_if(work.skip, [*part.ps, *changed]):
                 self._update_by_rule(part)
 
     def _update_by_rule(self, work: Work) -> None:
@@ -87,7 +70,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
         with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
             tail = self._tail(group)
-            preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
+            rules.preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
 
     def _accumulate_(
         self, work: Work, ss: list[Tensor], gs: list[Tensor], *, beta2: float, gamma: float
@@ -98,16 +81,18 @@ class DiagonalOptimizer(RootFreeOptimizer):
         rule, and they are what they were.
         """
         B, guarded = work.group["batch_size"], work.group["max_update"] is not None
-        largest = largest_of(states(work, "preconditioner")[0].dtype)
+        largest = rules.largest_of(states(work, "preconditioner")[0].dtype)
         if self._curvature is None:
             if guarded:
-                gs = limited(gs, ss, reach=reach(gain=beta2 * B, gamma=gamma))
-            accumulate_squares_(ss, gs, beta2=beta2, B=B, gamma=gamma, largest=largest)
+                gs = rules.limited(gs, ss, reach=rules.reach(gain=beta2 * B, gamma=gamma))
+            rules.accumulate_squares_(ss, gs, beta2=beta2, B=B, gamma=gamma, largest=largest)
         else:
             hs = self._curvature.diagonals(work.params, gs, work.offsets, B=B)
             if guarded:
-                gs, hs = limited_together(gs, hs, ss, reach=reach(gain=beta2, gamma=gamma))
-            accumulate_(ss, hs, beta2=beta2, gamma=gamma, largest=largest)
+                gs, hs = rules.limited_together(
+                    gs, hs, ss, reach=rules.reach(gain=beta2, gamma=gamma)
+                )
+            rules.accumulate_(ss, hs, beta2=beta2, gamma=gamma, largest=largest)
         return gs
 
     def _rates(self, group: Group) -> dict[str, float]:
@@ -144,5 +129,5 @@ class DiagonalOptimizer(RootFreeOptimizer):
         if work.kernel is not None:
             group = work.group
             rates = self._rates(group)
-            rates["reach"] = reach(gain=rates["gain"], gamma=self._gamma)
+            rates["reach"] = rules.reach(gain=rates["gain"], gamma=self._gamma)
             work.kernel.send(self._tail(group), lam=group["damping"], **rates)

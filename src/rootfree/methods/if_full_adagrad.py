@@ -10,7 +10,6 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, Curvature, OuterProducts
 from rootfree.kernels.plan import Group, State, Structures
-from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import direction, factor_state
 from rootfree.methods.safeguard import bounded, damping, in_unit_, safeguard_state, unit_size
@@ -141,6 +140,7 @@ class IFFullAdagrad(BlockOptimizer):
         "safeguard": boolean,
     }
     _direction = staticmethod(_direction)
+    _flat = True
 
     def __init__(
         self,
@@ -178,9 +178,6 @@ class IFFullAdagrad(BlockOptimizer):
         placement: Sharded | None = None,
     ) -> None:
         super().__init__(params, locals())
-
-    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
-        return flat_tiles(self._pairs.shape_of(p), block_size=group["block_size"])
 
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         wide, b = working_dtype(p), tile.blocks

@@ -81,7 +81,6 @@ class IFShampoo(BlockOptimizer):
         init_scale: Kₙ starts at this multiple of I; "gradient": at (tr H/D)^{-1/(2N)}·I, D the
             number of elements, from the first curvature that is not zero; for the default curvature
             that is (B·mean(G²))^{-1/(2N)}·I.
-        state_dtype: dtype of the momentum, as in :class:`rootfree.RFRMSprop`.
         curvature: where H comes from, a :class:`rootfree.Curvature` such as a recorder of KFAC
             factors, in place of B·ggᵀ: hₙ then has the partial trace of KᵀHK. It is not part of
             the checkpoint.
@@ -90,11 +89,11 @@ class IFShampoo(BlockOptimizer):
             factors with bf16 products and, with the default curvature, for vectors, and use batched
             torch operations otherwise. Directions are replayed from CUDA graphs where these take at
             most 1 % of the device's memory (8 bytes a parameter, 32 with a given curvature).
-        capturable: as in :class:`rootfree.RFRMSprop`.
-        maximize: as in :class:`rootfree.RFRMSprop`.
-        nonfinite: as in :class:`rootfree.RFRMSprop`.
         placement: None, or :class:`rootfree.Sharded`, which divides blocks among ranks (always so
             for sharded parameters).
+
+    The other arguments are those of :class:`rootfree.RFRMSprop`; ``state_dtype`` is that of the
+    momentum.
 
     With ``structure="dense", block_size=None, update_every=1, factor_norm="frobenius",
     init_scale=1.0, max_update_rms=None, nesterov=False, decoupled_weight_decay=False,

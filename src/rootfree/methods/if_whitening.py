@@ -16,8 +16,8 @@ from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import accumulators, factor_state, norm_of
 from rootfree.placement.sharded import Sharded
 from rootfree.rules import LEAST_DAMPING
+from rootfree.rules import if_whitening as rules
 from rootfree.rules.if_shampoo import balance_, mean_squares
-from rootfree.rules.if_whitening import SLOWLY, errors, limited, move_factors_, precondition
 from rootfree.rules.momentum import Tail
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.options import WHITENING_OPTIONS
@@ -37,7 +37,7 @@ def _direction(
         _refresh_(group, structures, state, H, G)
     Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
     Ps = [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
-    return precondition(G, Ps, structures)
+    return rules.precondition(G, Ps, structures)
 
 
 def _rate(group: Group) -> float:
@@ -58,15 +58,15 @@ def _refresh_(
     # λ = ρ·v: whatever the scale of the loss
     lam = group["damping"] * state["mean_square"].to(wide) + LEAST_DAMPING
     sizes = mean_squares(Cs, ones, structures, wide=wide)
-    lam = limited(lam, sizes, structures)
-    Es = errors(Ps, ones, H.for_operands(dtype, 1.0), structures, lam=lam, wide=wide)
+    lam = rules.limited(lam, sizes, structures)
+    Es = rules.errors(Ps, ones, H.for_operands(dtype, 1.0), structures, lam=lam, wide=wide)
 
     def norm(n: int, E: Tensor) -> Tensor:
         return torch.where(moves, norm_of(group, structures[n], E, dtype=dtype), torch.inf)
 
     with accumulators(state, len(structures), wide) as stored:
         # C <- (I - β/2·E/max(1, ‖E‖)) C, and so P <- (I - …) P (I - …)
-        move_factors_(stored, Es, structures, beta2=_rate(group), norm=norm, dtype=dtype)
+        rules.move_factors_(stored, Es, structures, beta2=_rate(group), norm=norm, dtype=dtype)
         balance_(stored, sizes)
 
 
@@ -79,7 +79,7 @@ def _follow_size_(group: Group, structures: Structures, state: State, root: Tens
     moves = (root > 0) & root.isfinite()
     fresh = ~state["started"] & moves
     v, square = state["mean_square"], root.square().clamp(max=_LARGEST_MEAN)
-    followed = torch.where(fresh, square, v.lerp(square.to(v.dtype), SLOWLY * _rate(group)))
+    followed = torch.where(fresh, square, v.lerp(square.to(v.dtype), rules.SLOWLY * _rate(group)))
     v.copy_(torch.where(moves, followed, v))
     # Pₙ = (mean G²)^{-1/(2N)}·I; at most 10¹⁵ for the product of all, as for inverse-free Shampoo.
     scale = root.clamp(min=1e-15).pow(-1 / (2 * len(structures)))
@@ -130,10 +130,6 @@ class IFWhitening(BlockOptimizer):
         update_every: T, or a schedule, as in :class:`rootfree.IFShampoo`. With "warm:<T>" the
             refreshes of the first 10 T steps too have 1 - (1 - β₂)ᵀ.
         structure: as in :class:`rootfree.IFShampoo`; dense, diagonal and block_diagonal:<k>.
-        block_size: as in :class:`rootfree.IFShampoo`.
-        factor_dtype: dtype of the factors. None: float32 (float64 for float64 parameters).
-            ``torch.bfloat16`` halves their memory and rounds stochastically.
-        matmul_dtype: dtype of the matrix products. None: bfloat16 on CUDA, float32 elsewhere.
         factor_norm: "spectral" (the rate does not depend on the width), "frobenius", or None (no
             normalisation: for studies of the plain rule).
         update_rms: r, the root mean square of a parameter's step before ``lr``. None: the step as
@@ -141,14 +137,10 @@ class IFWhitening(BlockOptimizer):
         max_update_rms: cap on the root mean square of U per parameter, before momentum: U has about
             one, and a batch unlike the others must not rule the next ten steps. None: no cap.
         max_update: limit on each element of U, before momentum; None: no limit.
-        state_dtype: dtype of the momentum, as in :class:`rootfree.RFRMSprop`.
         curvature: where H comes from, in place of ggᵀ, as in :class:`rootfree.IFShampoo`: then ⊗Pₙ
             follows H^{-½}.
-        fused: as in :class:`rootfree.IFShampoo`.
-        capturable: as in :class:`rootfree.RFRMSprop`.
-        maximize: as in :class:`rootfree.RFRMSprop`.
-        nonfinite: as in :class:`rootfree.RFRMSprop`.
-        placement: as in :class:`rootfree.IFShampoo`.
+
+    The other arguments are those of :class:`rootfree.IFShampoo`.
 
     Example:
         >>> import torch, rootfree

@@ -11,25 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rootfree.curvature import BlockCurvature, OuterProducts
+from rootfree.curvature.stacking import MixedCurvature
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.kernels.rounding import stochastic_round_
 from rootfree.layout.tiles import Tile
-from rootfree.rules import LEAST_DAMPING
-from rootfree.rules.if_shampoo import (
-    balance_,
-    mean_squares,
-    move_factors_,
-    precondition,
-    rates_by_rank,
-    tangents,
-)
+from rootfree.rules import LEAST_DAMPING, if_shampoo
 from rootfree.shell.parameter_state import rounding_counters, working_dtype
 from rootfree.structures import Structure, frobenius_norm, per_block
 
@@ -62,13 +54,13 @@ def direction(
     dtype = torch.float16 if half else G.dtype
     if H is not None:
         _refresh_(group, structures, state, H, G.shape[1:], dtype)
-    G, size = scaled_for(dtype, G)
     Ks, scales = operands(structures, state, dtype)
-    U = precondition(G, Ks, structures)
-    if half:
-        factor = size * math.prod([s.square() for s in scales])
-        U = U.float() * per_block(factor, U)
-    return U
+    if not half:
+        return if_shampoo.precondition(G, Ks, structures)
+    # In fp16 gradients are divided by their largest entry.
+    size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+    U = if_shampoo.precondition((G / per_block(size, G)).half(), Ks, structures)
+    return U.float() * per_block(size * math.prod([s.square() for s in scales]), U)
 
 
 def _refresh_(
@@ -85,28 +77,44 @@ def _refresh_(
     Ks, scales = operands(structures, state, dtype)
     H = H.for_operands(dtype, math.prod(scales))
     # h <- ½(curvature in the factors' frame + damping - γI)
-    means = mean_squares(Ks, scales, structures, wide=wide)
+    means = if_shampoo.mean_squares(Ks, scales, structures, wide=wide)
     lam = max(group["damping"], LEAST_DAMPING)
-    hs = tangents(Ks, scales, means, H, structures, lam=lam, gamma=group["gamma"])
+    hs = if_shampoo.tangents(Ks, scales, means, H, structures, lam=lam, gamma=group["gamma"])
     for n, h in enumerate(hs):
         if f"tangent{n}" in state:
             # m <- α₂ m + (1-α₂) h
             m = state[f"tangent{n}"]
             hs[n] = m.lerp_(h.to(m.dtype), 1 - group["riemannian_momentum"]).to(wide)
-    norm = partial(_norm, group, structures, state, dtype)
+
+    def norm(n: int, m: Tensor) -> Tensor:  # blocks that wait for their first gradient do not move
+        size = norm_of(group, structures[n], m, dtype=dtype)
+        return torch.where(state["started"], size, math.inf) if "started" in state else size
+
     with accumulators(state, len(structures), wide) as stored:
         # K <- K (I - β₂ m/max(1, ‖m‖))
-        beta2 = factor_rates(group, structures, H)
-        move_factors_(stored, hs, structures, beta2=beta2, norm=norm, dtype=dtype)
-        balance_(stored, means)
+        beta2 = factor_rates(group, structures, H, stored[0])
+        if_shampoo.move_factors_(stored, hs, structures, beta2=beta2, norm=norm, dtype=dtype)
+        if_shampoo.balance_(stored, means)
 
 
-def factor_rates(group: Group, structures: Structures, H: BlockCurvature) -> list[float]:
-    """β₂ of every axis; given curvature knows more than one gradient does."""
-    beta2, axes = group["precond_lr"], len(structures)
-    of_gradient = isinstance(H, OuterProducts) and H.V.dim() == axes + 1
+def factor_rates(
+    group: Group, structures: Structures, H: BlockCurvature, like: Tensor
+) -> Sequence[float | Tensor]:
+    """β₂ of every axis; given curvature knows more than one gradient does.
+
+    Where only some blocks have it, β₂ is (b,), in the dtype and on the device of `like` (b, ...).
+    """
+    beta2 = group["precond_lr"]
+    if isinstance(H, MixedCurvature):
+        rates = [like.new_empty(len(like)) for _ in structures]
+        for rows, each in H.members:
+            for rate, mine in zip(rates, factor_rates(group, structures, each, like), strict=True):
+                for part in rows:
+                    rate[part] = mine
+        return rates
+    of_gradient = isinstance(H, OuterProducts) and not H.given
     by_rank = group.get("rate_by_rank", False) and of_gradient
-    return rates_by_rank(beta2, structures) if by_rank else [beta2] * axes
+    return if_shampoo.rates_by_rank(beta2, structures) if by_rank else [beta2] * len(structures)
 
 
 @contextmanager
@@ -121,14 +129,6 @@ def accumulators(state: State, axes: int, wide: torch.dtype) -> Iterator[list[Te
             state["rounding"] += 1
         elif new is not K:  # kept in another precision than that of the products
             K.copy_(new)
-
-
-def _norm(
-    group: Group, structures: Structures, state: State, dtype: torch.dtype, n: int, m: Tensor
-) -> Tensor:
-    """‖mₙ‖; blocks that wait for their first gradient do not move."""
-    norm = norm_of(group, structures[n], m, dtype=dtype)
-    return torch.where(state["started"], norm, math.inf) if "started" in state else norm
 
 
 def norm_of(group: Group, structure: Structure, m: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -169,11 +169,3 @@ def operands(
     scales = [(s.squared_norm(K) / s.d).sqrt().float() for s, K in zip(structures, Ks, strict=True)]
     scaled = [(K / per_block(s, K)).to(dtype) for K, s in zip(Ks, scales, strict=True)]
     return scaled, scales
-
-
-def scaled_for(dtype: torch.dtype, G: Tensor) -> tuple[Tensor, Any]:
-    """G in the dtype of the products; for fp16 divided by its largest entry, which is returned."""
-    if dtype != torch.float16:
-        return G, 1.0
-    size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    return (G / per_block(size, G)).to(dtype), size

@@ -11,14 +11,14 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import Curvature
 from rootfree.kernels.rounding import widened
 from rootfree.methods.diagonal import DiagonalOptimizer
-from rootfree.rules.diagonal import ahead, average_, limited_for_average, preconditioned_descent_
+from rootfree.rules import diagonal as rules
 from rootfree.rules.momentum import Tail, decay_
 from rootfree.shell.checks import Optional, averaging_pair, boolean, positive
 from rootfree.shell.inspection import update_rms
-from rootfree.shell.optimizer import Group, states
+from rootfree.shell.optimizer import states
 from rootfree.shell.options import BASIC_OPTIONS
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
-from rootfree.shell.work import Work
+from rootfree.shell.work import Group, Work
 
 
 class RFAdamW(DiagonalOptimizer):
@@ -46,14 +46,9 @@ class RFAdamW(DiagonalOptimizer):
             p goes on for ten steps, whatever the next gradients say.
         max_update: c, a limit on each element of g/(B v + λ) before it enters the average: a batch
             unlike the others moves an element of p by about β₁c in all. None: no limit.
-        state_dtype: dtype of s and m, as in :class:`rootfree.RFRMSprop`.
-        curvature: where H comes from, as in :class:`rootfree.RFRMSprop`.
-        fused: as in :class:`rootfree.RFRMSprop`.
-        capturable: as in :class:`rootfree.RFRMSprop`.
-        maximize: as in :class:`rootfree.RFRMSprop`.
-        nonfinite: as in :class:`rootfree.RFRMSprop`.
 
-    The defaults were chosen like those of :class:`rootfree.RFRMSprop`.
+    The other arguments are those of :class:`rootfree.RFRMSprop`. The defaults were chosen like its
+    defaults.
 
     Example:
         >>> import torch, rootfree
@@ -108,13 +103,13 @@ class RFAdamW(DiagonalOptimizer):
             gs = self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=self._gamma)
         with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ)
-            within = gs if c is None else limited_for_average(gs, ss, lam=lam, c=c)
-            average_(ms, within, alpha=b1)
+            within = gs if c is None else rules.limited_for_average(gs, ss, lam=lam, c=c)
+            rules.average_(ms, within, alpha=b1)
             # n = b₁ m + (1 - b₁) g
-            ns = ahead(ms, within, alpha=b1) if group["nesterov"] else ms
+            ns = rules.ahead(ms, within, alpha=b1) if group["nesterov"] else ms
         # p <- (1 - β₁κ) p - β₁ n/(s + λ)
         decay_(ps, lr=lr, kappa=group["weight_decay"])
-        preconditioned_descent_(ps, ns, ss, lam=lam, lr=lr)
+        rules.preconditioned_descent_(ps, ns, ss, lam=lam, lr=lr)
 
     def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         wide, tail = working_dtype(p), self._tail(group)

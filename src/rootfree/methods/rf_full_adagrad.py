@@ -11,7 +11,6 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, Curvature, OuterProducts
 from rootfree.kernels.plan import Group, State, Structures
-from rootfree.layout.structured import flat_tiles
 from rootfree.layout.tiles import Tile
 from rootfree.methods.safeguard import bounded, damping, in_unit_, safeguard_state, unit_size
 from rootfree.placement.sharded import Sharded
@@ -103,15 +102,9 @@ class RFFullAdagrad(BlockOptimizer):
     The paper's rule is ``safeguard=False``; use ``lr=0.1, precond_lr=0.1, momentum=0.0,
     nesterov=False`` with it, the earlier defaults.
 
-    The defaults were chosen on convex problems: logistic regression (breast cancer, digits), least
-    squares (diabetes; standardised, raw features, raw targets) and synthetic ones with condition
-    numbers of 10 to 10⁶, with batches of 32 to all data and 300 to 1,000 steps (2,000 in one). With
-    γ = 0 and γ = 1 they end at or below SGD (lr 0.1, momentum 0.9), or at most 0.3 % above it with
-    some seeds; 2 % on diabetes with features of 0.05 and targets of 150. Losses of SGD, of the
-    paper's rule with the earlier defaults, and of these: breast cancer, B = 128, 0.052, 0.62,
-    0.051; diabetes with raw targets, B = 64, 4,000, 29,100, 3,150; with raw features diverged,
-    0.92, 0.57. Where curvatures reach 10⁶ a run may still end above its start: standardise the
-    features, or lower ``lr``. The defaults were not tuned on networks.
+    The defaults were chosen on convex problems (see the page *The methods*), not on networks. Where
+    curvatures reach 10⁶ a run may still end above its start: standardise the features, or lower
+    ``lr``.
 
     Example:
         >>> import torch, rootfree
@@ -124,6 +117,7 @@ class RFFullAdagrad(BlockOptimizer):
 
     options = {**BLOCK_OPTIONS, "precond_lr": Real(), "safeguard": boolean}
     _direction = staticmethod(_direction)
+    _flat = True
 
     def __init__(
         self,
@@ -164,9 +158,6 @@ class RFFullAdagrad(BlockOptimizer):
                 f"got {values['precond_lr']!r}"
             )
         return values
-
-    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
-        return flat_tiles(self._pairs.shape_of(p), block_size=group["block_size"])
 
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
         (dense,) = structures

@@ -32,7 +32,7 @@ def _direction(
             [state[f"factor{n}"] for n in axes],
             inverses,
             H.for_operands(G.dtype, 1.0),
-            beta2=factor_rates(group, structures, H),
+            beta2=factor_rates(group, structures, H, inverses[0]),
             lam=group["damping"],
             gamma=group["gamma"],
             norm=group["factor_norm"],

@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from rootfree.structures.base import wide_dtype
@@ -151,16 +150,12 @@ class ConvLayer(MatrixLayer):
         module = self.module
         x = x if x.dim() == self.weight.dim() else x.unsqueeze(0)
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        x = pad(x, _padding(module), mode=mode)
+        x = pad(x, module._reversed_padding_repeated_twice, mode=mode)
         x = x.unflatten(1, (self.groups, -1))
-        kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
-        positions = [
-            (size - d * (k - 1) - 1) // s + 1
-            for size, k, s, d in zip(x.shape[3:], kernel, stride, dilation, strict=True)
-        ]
-        steps = [a * b for a, b in zip(x.stride()[3:] * 2, (*stride, *dilation), strict=True)]
-        shape = (*x.shape[:3], *positions, *kernel)
-        return x.as_strided(shape, (*x.stride()[:3], *steps), x.storage_offset())
+        windows = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+        for axis, (k, s, d) in enumerate(windows, start=3):
+            x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+        return x
 
 
 def find_layers(model: nn.Module) -> dict[int, Layer]:
@@ -210,15 +205,3 @@ def _as_rows(x: Tensor) -> Tensor:
     """(n, ..., d) as (n, t, 1, d); an input of one example may lack the first axis."""
     n = x.shape[0] if x.dim() > 1 else 1
     return x.reshape(n, math.prod(x.shape[1:-1]), 1, x.shape[-1])  # n may be 0
-
-
-def _padding(module: _ConvNd) -> list[int]:
-    """Entries to add before and after each spatial axis, last axis first, as F.pad wants them."""
-    padding: list[int] = []
-    for axis in reversed(range(len(module.kernel_size))):
-        if module.padding == "same":
-            total = module.dilation[axis] * (module.kernel_size[axis] - 1)
-            padding += [total // 2, total - total // 2]
-        else:
-            padding += [0 if module.padding == "valid" else int(module.padding[axis])] * 2
-    return padding

@@ -67,8 +67,8 @@ class PerExampleFisherRecorder(Recorder):
             one output tensor. All other parameters keep the gradient outer product: see
             :meth:`summary`.
         loss: as in :class:`KFACRecorder`, for the check that ``backward`` makes.
-        scaler: the ``torch.amp.GradScaler`` in use, so that its factor is removed.
-        process_group: ranks that average gradients; None: this process alone.
+
+    ``scaler`` and ``process_group`` are those of :class:`rootfree.KFACRecorder`.
 
     The first axis of the model's input must count the examples. Where the loss has several terms
     for each (tokens), `batch_size` is the number of terms and gᵢ belongs to all terms of example i.
@@ -147,6 +147,7 @@ class PerExampleFisherRecorder(Recorder):
         fits = len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)
         if not fits or (self._n is not None and self._n != len(inputs[0])):
             self._strangers.add(module)  # no example axis, or not one tensor in and one out
+            self._misfit = self._misfit or self._why_not(module, inputs)
             return
         if output.requires_grad:
             x = inputs[0].detach()
@@ -155,6 +156,17 @@ class PerExampleFisherRecorder(Recorder):
             params = self._copies(module) if self._sharded else {}
             hook = partial(self._on_gradient, context, module, x, x._version, params)
             output.register_hook(hook)
+
+    def _why_not(self, module: nn.Module, inputs: list[Any]) -> str:
+        """Why a module is not recorded, for where none is."""
+        count = "examples" if self._n is None else f"{self._n} examples"
+        shapes = [str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor)]
+        return (
+            "PerExampleFisherRecorder could record no module: each must have one input tensor, "
+            f"with the {count} of the model's input on its first axis, but {type(module).__name__} "
+            f"got {', '.join(shapes) or 'no tensor'}. Where a model splits its batch, make a new "
+            "recorder and give the model the parts one by one, inside one context"
+        )
 
     @_disable_dynamo
     def _on_gradient(
@@ -180,9 +192,7 @@ class PerExampleFisherRecorder(Recorder):
 
     def _copies(self, module: nn.Module) -> dict[str, Tensor]:
         """The parameters of a module that torch.func treats: they are whole in its forward only."""
-        if isinstance(module, _BatchNorm) or any(
-            module in each.modules for each in self._layers.values()
-        ):
+        if isinstance(module, _BatchNorm) or module in self._layers:
             return {}
         return {n: p.detach().clone() for n, p in module.named_parameters(recurse=False)}
 

@@ -15,8 +15,7 @@ from typing_extensions import Self
 from rootfree.curvature import ParameterCurvature
 from rootfree.placement.local import is_sharded
 from rootfree.placement.unsharded import split_inside, unsharded
-from rootfree.recorders.loss_scale import LossScale
-from rootfree.recorders.losses import LOSSES, check_exact
+from rootfree.recorders.losses import LOSSES, LossScale, check_exact
 from rootfree.recorders.ranks import GradientRanks
 from rootfree.recorders.soundness import WholeGradients, which_have_examples_first
 from rootfree.shell.loss_terms import first_length
@@ -40,6 +39,7 @@ class Recorder(ABC):
     _size = 1  # ranks that average gradients, when the context was entered
     _divisor = 1.0  # by what the sum of their gradients is divided
     _n: int | None  # examples in the model's input; None: not known
+    _misfit: str | None  # why a pass that was seen could not be recorded
     _late: list[nn.Parameter]  # sharded ones, whose gradients are looked at when they are whole
     _passing = False  # whether passes of the recorder's own are under way
     _unclear: list[tuple[Any, Any]]  # who may have its examples elsewhere, with its output's edge
@@ -266,7 +266,7 @@ class Recorder(ABC):
         """Why what was recorded does not serve these parameters."""
         name = type(self).__name__
         if not self._records:
-            return (
+            return self._misfit or (
                 f"{name} has recorded no backward pass since the last step: run forward and "
                 f"backward inside `with recorder:`{self._hint}. Hooks do not reach into "
                 "a model compiled by torch.compile: record the model it was made from"
@@ -299,7 +299,7 @@ class Recorder(ABC):
         self._records = {}
         self._context = object()
         self._reduced = False
-        self._n = None
+        self._n = self._misfit = None
 
     def _replaced(self) -> str | None:
         for path, p in self._paths:

@@ -25,9 +25,8 @@ class HutchinsonDiagonal(Recorder):
     Args:
         model: its trained parameters are differentiated.
         samples: S, products with the Hessian a batch.
-        scaler: the ``torch.amp.GradScaler`` in use, so that its factor is removed.
-        seed: of the probes; default: derived from torch's seed, without advancing its generator.
-        process_group: ranks that average gradients; None: this process alone.
+
+    The other arguments are those of :class:`rootfree.KFACRecorder`; ``seed`` is that of the probes.
 
     ``backward(loss)`` replaces ``loss.backward()`` and makes, in addition, one backward pass that
     keeps its graph and one pass over that graph for each probe. Everything in the model must be
@@ -114,12 +113,9 @@ class MonteCarloFisherRecorder(Recorder):
         model: its trained parameters are differentiated.
         loss: "cross_entropy", "mse" or "binary_cross_entropy".
         samples: S, backward passes a batch; S gradients are kept until the step.
-        scaler: the ``torch.amp.GradScaler`` in use (for the check of the loss's scale).
-        seed: of the drawn targets; default: derived from torch's seed, without advancing its
-            generator.
-        process_group: ranks that average gradients; None: this process alone.
 
-    The loss is given to :meth:`backward` with the model's outputs.
+    The other arguments are those of :class:`rootfree.KFACRecorder`. The loss is given to
+    :meth:`backward` with the model's outputs.
 
     Example:
         >>> import torch, rootfree

@@ -63,13 +63,13 @@ def move_factors_(
     ms: Sequence[Tensor],
     structures: Sequence[Structure],
     *,
-    beta2: Sequence[float],
+    beta2: Sequence[float | Tensor],
     norm: Norm,
     dtype: torch.dtype,
 ) -> None:
     """Kₙ <- Kₙ(I - β₂ mₙ/max(1, ‖mₙ‖)), β₂ of each axis, the product in `dtype`.  Changes Ks."""
     for n, (K, m, structure) in enumerate(zip(Ks, ms, structures, strict=True)):
-        step = beta2[n] / norm(n, m).clamp(min=1.0)
+        step = beta2[n] * norm(n, m).clamp(min=1.0).reciprocal()
         scaled = (m * per_block(step, m)).to(dtype)
         if dtype == torch.float16:  # it has not the range of the others
             largest = K.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)

@@ -27,7 +27,7 @@ def update_factors_(
     inverses: Sequence[Tensor],
     H: BlockCurvature,
     *,
-    beta2: Sequence[float],
+    beta2: Sequence[float | Tensor],
     lam: float,
     gamma: float,
     norm: str | None,
@@ -44,7 +44,7 @@ def update_factors_(
         others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
         term.diagonal(dim1=-2, dim2=-1).add_((max(lam, LEAST_DAMPING) * others).view(-1, 1))
         change = term.sub_(Ss[n], alpha=gamma)
-        rate = beta2[n] / size_beside(inverses[n], change, norm).clamp(min=1.0)
+        rate = beta2[n] * size_beside(inverses[n], change, norm).clamp(min=1.0).reciprocal()
         Ss[n].addcmul_(change, rate[:, None, None])
     for S, S_inv, e in zip(Ss, inverses, exponents(means), strict=True):
         S.mul_(torch.exp2(-2 * e)[:, None, None])

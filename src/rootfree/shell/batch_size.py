@@ -22,10 +22,8 @@ from rootfree.shell.loss_terms import (
     doubt_about_inputs,
     doubt_about_loss,
     tensors_in,
-    used_positions,
 )
 from rootfree.shell.optimizer import RootFreeOptimizer
-from rootfree.shell.read_later import ReadLater
 
 # Where wrappers keep the optimizer that they wrap.
 _INSIDE = ("optimizer", "_optimizer", "_base_optimizer")
@@ -157,12 +155,6 @@ class BatchSizeTracker:
                 stacklevel=2,
             )
 
-    def _look_at(self, gradient: Tensor, terms: int) -> None:
-        """In the first backward pass alone: the host waits for the device."""
-        if not self._looked:
-            self._looked = True
-            self._doubt(doubt_about_loss(gradient, terms), terms)
-
     def after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
@@ -186,7 +178,8 @@ class BatchSizeTracker:
 
         def on_backward(gradient: Tensor, axis: int | None) -> None:
             if axis is not None:
-                here.use(used_positions(gradient, axis))
+                # A position that the loss leaves out has zeros alone.
+                here.use((gradient.detach() != 0).any(axis).flatten())
             if here.counted:  # several outputs, or several backward passes, are still one batch
                 return
             here.counted = True
@@ -195,8 +188,9 @@ class BatchSizeTracker:
             if self._guesses and backward == self._backward != -1:
                 reason = "several forward passes went into one backward pass, and their counts add"
                 self._doubt(reason, sum(map(int, self._passes)))
-            if self._guesses and alone:
-                self._look_at(gradient, terms)
+            if self._guesses and alone and not self._looked:  # once: the host waits for the device
+                self._looked = True
+                self._doubt(doubt_about_loss(gradient, terms), terms)
 
         for tensor, axis in zip(outputs, axes, strict=True):
             tensor.register_hook(partial(on_backward, axis=axis))
@@ -252,6 +246,26 @@ class _Pass:
     def __int__(self) -> int:
         # Where all gradients are zero no count matters.
         return self._terms if self._number is None else int(self._number) or self._terms
+
+
+class ReadLater:
+    """One whole number, on its way from a device to the host.
+
+    On CUDA, reading it waits for what was queued before this was made, not for what came after.
+    """
+
+    def __init__(self, number: Tensor) -> None:
+        self._number, self._there = number, None
+        if number.is_cuda:
+            self._number = torch.empty((), dtype=number.dtype, pin_memory=True)
+            self._number.copy_(number, non_blocking=True)
+            self._there = torch.cuda.Event()
+            self._there.record(torch.cuda.current_stream(number.device))
+
+    def __int__(self) -> int:
+        if self._there is not None:
+            self._there.synchronize()
+        return int(self._number)
 
 
 class _Hook:

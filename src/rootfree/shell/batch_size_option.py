@@ -30,9 +30,10 @@ def check_is_used(optimizer: RootFreeOptimizer) -> None:
         )
 
 
-def common_value(groups: Sequence[dict[str, Any]]) -> int | None:
+def common_value(optimizer: RootFreeOptimizer) -> int | None:
     """The one value in all groups that have it."""
-    values = set(_values(groups))
+    check_is_used(optimizer)
+    values = set(_values(optimizer.param_groups))
     if len(values) > 1:
         raise ValueError(
             f"the groups have different values of batch_size, {sorted(values, key=str)}: "
@@ -41,10 +42,11 @@ def common_value(groups: Sequence[dict[str, Any]]) -> int | None:
     return cast("int | None", next(iter(values), None))
 
 
-def set_in(groups: Sequence[dict[str, Any]], value: int) -> None:
+def set_in_groups(optimizer: RootFreeOptimizer, value: int) -> None:
     """Set it in all groups that have it: AdamW does without.  Changes groups."""
+    check_is_used(optimizer)
     checked = positive_integer("batch_size", value)
-    for group in groups:
+    for group in optimizer.param_groups:
         if "batch_size" in group:
             group["batch_size"] = checked
 
@@ -59,12 +61,11 @@ def ask_wrappers(optimizer: RootFreeOptimizer) -> None:
 @_disable_dynamo
 def count(optimizer: RootFreeOptimizer) -> None:
     """Set it to what the tracker counted."""
-    groups = optimizer.param_groups
-    has = any(p.grad is not None for group in groups for p in group["params"])
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     # Without gradients here too: the other ranks wait for our count.
-    total = optimizer._batch_counter.take(needed=has)
+    total = optimizer._batch_counter.take(needed=any(p.grad is not None for p in params))
     if total > 0:
-        set_in(groups, total)
+        set_in_groups(optimizer, total)
 
 
 def _values(groups: Sequence[dict[str, Any]]) -> list[Any]:

@@ -21,9 +21,9 @@ from rootfree.kernels.graphs import GraphRecorder, Recordings
 from rootfree.kernels.halves import joined
 from rootfree.kernels.plan import State, Structures
 from rootfree.kernels.stack import Part
-from rootfree.layout.structured import structured_tiles
+from rootfree.layout.structured import flat_tiles, structured_tiles
 from rootfree.layout.tiles import Tile
-from rootfree.placement.canonical import whole_bytes
+from rootfree.placement.homes import Home
 from rootfree.placement.local import is_sharded
 from rootfree.placement.owners import Cut
 from rootfree.placement.ranks import Ranks
@@ -32,13 +32,13 @@ from rootfree.shell import compiled_step
 from rootfree.shell.block_layout import lay_out, stacks_of
 from rootfree.shell.gradients import dues_of, memory_of
 from rootfree.shell.groups import named
-from rootfree.shell.inspection import Factor, direction_of, factors_of
-from rootfree.shell.optimizer import Group, RootFreeOptimizer, states
+from rootfree.shell.inspection import direction_of, factors_of
+from rootfree.shell.optimizer import RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, product_dtype
-from rootfree.shell.placing import Placing, brought
+from rootfree.shell.placing import Placing
 from rootfree.shell.step_counts import count_, first_count, read_clocks, with_clocks
 from rootfree.shell.summary import blocks_of
-from rootfree.shell.work import GroupMemory, Work
+from rootfree.shell.work import Group, Work
 
 # Directions are replayed from CUDA graphs where these take at most this part of the device's
 # memory. Bytes an element: of temporaries; with a given curvature, of its copy and of KᵀUK too.
@@ -52,6 +52,9 @@ class BlockOptimizer(RootFreeOptimizer):
     _has_companions = True
     _elements_at_once = None  # buckets have all their members at once
 
+    #: whether a parameter is one vector with a dense factor, not a tensor with one for each axis
+    _flat: ClassVar[bool] = False
+
     _handle: int  #: by which a compiled graph finds the optimizer
 
     #: kernels that do what `_direction` does, and whether they do so with a given curvature
@@ -60,6 +63,9 @@ class BlockOptimizer(RootFreeOptimizer):
 
     _recorder: GraphRecorder | None = None  # one for all stacks: they never run at the same time
     _placed: Placing | None = None  # made when it is needed; copies start without
+
+    _lay_out = lay_out  # in block_layout.py
+    _factors = factors_of  # in inspection.py
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
@@ -85,6 +91,10 @@ class BlockOptimizer(RootFreeOptimizer):
         self._placed = self._placed or Placing(self._agreement)
         return self._placed
 
+    @property
+    def _homes(self) -> Mapping[Tensor, Home]:
+        return self._placing.homes
+
     def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
         if self._of(group) is not self:
             return None
@@ -94,11 +104,6 @@ class BlockOptimizer(RootFreeOptimizer):
 
     def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
         self._placing.settle(params, cuts, ranks, divided=self._placement is not None)
-
-    def _tiles(self, p: Tensor, group: Group) -> list[tuple[Tile, Structures]]:
-        """How `p` is cut, and the structure of the factor of each axis."""
-        structure, shape = group.get("structure", "dense"), self._pairs.shape_of(p)
-        return structured_tiles(shape, structure=structure, block_size=group["block_size"])
 
     @abstractmethod
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
@@ -127,32 +132,31 @@ class BlockOptimizer(RootFreeOptimizer):
         return {**state, **parameter_state(like, group, fill, salt=len(self.state))}
 
     def _cut(self, p: Tensor, group: Group) -> list[tuple[str, Tile, Structures]]:
-        """The tiles that `p` has a preconditioner for, with the prefix of their keys."""
+        """How `p` is cut: the prefix of the keys of each tile, the tile, structures of its axes."""
         if p.numel() == 0 or self._pairs.owner(p) is not p:
             return []
-        return [
-            (f"block{i}.", tile, structures)
-            for i, (tile, structures) in enumerate(self._tiles(p, group))
-        ]
+        shape, size = self._pairs.shape_of(p), group["block_size"]
+        if self._flat:
+            tiles = flat_tiles(shape, block_size=size)
+        else:
+            structure = group.get("structure", "dense")
+            tiles = structured_tiles(shape, structure=structure, block_size=size)
+        return [(f"block{i}.", *each) for i, each in enumerate(tiles)]
 
     def _describe(self, p: Tensor, group: Group) -> str:
         return blocks_of(p, self._cut(p, group), self._pairs)
 
-    def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
-        return factors_of(self, p, group, row)
-
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         return direction_of(self, p, group)
 
-    def _checked_group(self, param_group: dict[str, Any]) -> Group:
-        group = super()._checked_group(param_group)
+    def _checked_options(self, group: Group) -> dict[str, Any]:
+        checked = super()._checked_options(group)
         for what, p in named(group["params"]):
             try:  # an impossible structure or block size is found before anything is changed
-                if self._of(group) is self:
-                    self._cut(p, group)
+                self._cut(p, {**group, **checked})
             except ValueError as error:
                 raise ValueError(f"{what}: {error}") from error
-        return group
+        return checked
 
     @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:
@@ -164,7 +168,7 @@ class BlockOptimizer(RootFreeOptimizer):
         mine = {p: rows[n] for n, p in enumerate(params) if n in rows}
         clocked = with_clocks(self._memories.values(), mine)
         rows |= {n: clocked[p] for n, p in enumerate(params) if n in rows}
-        if self._placing.homes:
+        if self._homes:
             rows = self._placing.saved(params, rows)
         return {**saved, "state": rows}
 
@@ -173,14 +177,6 @@ class BlockOptimizer(RootFreeOptimizer):
         super().load_state_dict(state_dict)
         for memory in self._memories.values():
             read_clocks(memory)
-
-    def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not self._placing.homes:
-            return super()._brought(state_dict)
-        return brought(self, self._placing, state_dict)
-
-    def _lay_out(self, memory: GroupMemory) -> None:
-        lay_out(self, memory)
 
     @property
     def refreshes_next(self) -> bool:
@@ -249,16 +245,12 @@ class BlockOptimizer(RootFreeOptimizer):
     def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
         return self._placing.blocks_here(p)
 
-    def _whole_bytes(self, p: Tensor) -> int:
-        home = self._placing.homes.get(p)
-        return super()._whole_bytes(p) if home is None else whole_bytes(p, home, self.state[p])
-
     def summary(self) -> str:
         """The table of all optimizers; with what is exchanged, where ranks share blocks."""
         return "\n".join([super().summary(), *self._placing.report()])
 
     def _why_not_recordable(self) -> str | None:
-        return "its ranks exchange blocks" if self._placing.homes else None
+        return "its ranks exchange blocks" if self._homes else None
 
     def _replays(self, p: Tensor) -> Recordings | None:
         """Where directions of small models are recorded: they use memory of our own alone."""

@@ -16,14 +16,10 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.halves import joined, write_
-from rootfree.placement.canonical import placed_like
+from rootfree.placement.canonical import mismatches, owned_rows
+from rootfree.placement.homes import Home
 from rootfree.placement.local import is_sharded
-from rootfree.shell.checkpoint_matching import (
-    Matched,
-    StateMismatchError,
-    foreign_entries,
-    match_state_dict,
-)
+from rootfree.shell.checkpoint_matching import StateMismatchError, foreign_entries, match_state_dict
 from rootfree.shell.groups import check_option_names
 from rootfree.shell.options import OF_SOME_METHOD
 from rootfree.shell.step_counts import CLOCK
@@ -31,7 +27,7 @@ from rootfree.shell.step_counts import CLOCK
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
-__all__ = ["StateMismatchError", "bring_state", "load_checkpoint", "placed_like_state"]
+__all__ = ["StateMismatchError", "bring_state", "load_checkpoint"]
 
 #: entries of the state, beside those of blocks, that go when the options need them no more
 _OURS = ("momentum", "exp_avg", "exp_avg_sq")
@@ -70,8 +66,26 @@ def bring_state(
 
 def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]) -> None:
     """Copy a checkpoint into an optimizer, or change nothing."""
+    homes, method = optimizer._homes, type(optimizer).__name__
+    new: dict[Tensor, dict[str, Any]] = {}  # groups with the checkpoint's values, by parameter
+    given: dict[Tensor, Mapping[str, Any]] = {}
+    with _all_or_none(optimizer):
+        matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
+        values = [_checked_values(optimizer, group, saved) for group, saved, _ in matched]
+        for (group, saved, states), mine in zip(matched, values, strict=True):
+            for p, state in zip(group["params"], states, strict=True):
+                if state is not None:
+                    new[p] = {**group, **mine, "step": saved.get("step", 0)}
+                    given[p] = joined(state) if p in homes else state
+        like = {p: _placed(optimizer, p, new[p]) for p in given if _is_placed(p, given[p], homes)}
+        for problem in mismatches(like, homes, given):
+            raise StateMismatchError(problem)
+    given = {**given, **owned_rows(like, homes, {p: given[p] for p in like})}
     with _all_or_none(optimizer) as said:
-        matched, rows, values, foreign = _looked_through(optimizer, state_dict)
+        rows = [(p, *_fitting(optimizer, p, new[p], given[p])) for p in given]
+        foreign = deepcopy(foreign_entries(state_dict))
+        for group, saved, _ in matched:
+            _tell_of_options_without_effect(optimizer, group, saved)
         said["step"] = [int(whole["step"]) for _, _, whole, _ in rows if "step" in whole]
     # From here on nothing can fail.
     for p, mine, whole, others in rows:
@@ -80,31 +94,23 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
         mine.update(others)
         optimizer.state[p] = mine
     optimizer.state.update(foreign)
-    for (group, _, _), new in zip(matched, values, strict=True):
+    for (group, _, _), checked in zip(matched, values, strict=True):
         lr = group["lr"]
-        group.update(new)
+        group.update(checked)
         if isinstance(lr, Tensor):  # captured graphs and schedulers hold this very tensor
             group["lr"] = lr.copy_(torch.as_tensor(group["lr"]).reshape(lr.shape))
 
 
-def _looked_through(
-    optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]
-) -> tuple[list[Matched], list[Any], list[dict[str, Any]], dict[Any, Any]]:
-    """Groups with what belongs to them; parameters with what is written where; values of groups;
-    entries that belong to no parameter. An error if anything does not fit."""
-    method = type(optimizer).__name__
-    matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
-    rows, values = [], []
-    for group, saved_group, saved_states in matched:
-        values.append(_checked_values(optimizer, group, saved_group))
-        for p, saved in zip(group["params"], saved_states, strict=True):
-            if saved is not None:
-                new = {**group, **values[-1], "step": saved_group.get("step", 0)}
-                rows.append((p, *_fitting(optimizer, p, new, saved)))
-    foreign = deepcopy(foreign_entries(state_dict))
-    for group, saved_group, _ in matched:
-        _tell_of_options_without_effect(optimizer, group, saved_group)
-    return matched, rows, values, foreign
+def _is_placed(p: Tensor, state: Mapping[str, Any], homes: Mapping[Tensor, Home]) -> bool:
+    """Whether ranks have parts of the state of `p`, or of what is saved of it."""
+    return p in homes or is_sharded(p) or any(map(is_sharded, state.values()))
+
+
+def _placed(optimizer: RootFreeOptimizer, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+    """Tensors placed as the state of `p` is; new ones where a checkpoint is divided into them."""
+    if p in optimizer._homes:
+        return optimizer._of(group)._init_state(p, group)
+    return optimizer.state.get(p) or {}
 
 
 @contextmanager
@@ -120,25 +126,6 @@ def _all_or_none(optimizer: RootFreeOptimizer) -> Iterator[dict[str, Any]]:
     except Exception as error:
         problem = error
     optimizer._agreement.check("load_state_dict()", problem, StateMismatchError, **said)
-
-
-def placed_like_state(
-    optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """A checkpoint with its tensors placed like the state, where parameters are sharded."""
-    method = type(optimizer).__name__
-    with _all_or_none(optimizer):
-        matched = match_state_dict(optimizer.param_groups, state_dict, method=method)
-    placed = {}
-    for group, _, rows in matched:
-        for p, row in zip(group["params"], rows, strict=True):
-            if row is not None and (is_sharded(p) or any(map(is_sharded, row.values()))):
-                mine = optimizer.state.get(p) or {}
-                placed[id(row)] = {k: placed_like(mine.get(k, t), t) for k, t in row.items()}
-    if not placed:
-        return state_dict
-    state = {key: placed.get(id(row), row) for key, row in state_dict["state"].items()}
-    return {**state_dict, "state": state}
 
 
 def _checked_values(
@@ -255,15 +242,12 @@ def _check_tensor(
         raise StateMismatchError(f"{what} must not be negative")
     if local is not tensor:
         return  # rows of a matrix say no more
-    if positive and not bool((_diagonal(local) > 0).all()):
+    matrices = local.dim() == 3  # else it is (b, d), all diagonal
+    diagonal = local.diagonal(dim1=-2, dim2=-1) if matrices else local
+    if positive and not bool((diagonal > 0).all()):
         raise StateMismatchError(f"{what} must be positive definite")
     if name.startswith("factor") and local.numel() > 0 and not bool(local.any()):
         raise StateMismatchError(f"{what} must not be zero")
-
-
-def _diagonal(blocks: Tensor) -> Tensor:
-    """Of matrices (b, d, d); all of (b, d), which has nothing else."""
-    return blocks.diagonal(dim1=-2, dim2=-1) if blocks.dim() == 3 else blocks
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from rootfree.shell.groups import named
+from rootfree.shell.work import Group
 
-Group = dict[str, Any]
 #: a group, the checkpoint's values of it, the state of each parameter (None: left out, frozen)
 Matched = tuple[Group, Group, list[Mapping[str, Any] | None]]
 

@@ -19,23 +19,21 @@ from torch.optim.adamw import adamw
 
 from rootfree.kernels.finite import unchanged_if
 from rootfree.rules.momentum import Tail
-from rootfree.shell.checks import Check, OneOf, Real, averaging_pair, boolean, learning_rate
-from rootfree.shell.inspection import Factor, diagonal_limit, update_rms
-from rootfree.shell.work import GroupMemory, Work
-from rootfree.structures import Diagonal
-
-Group = dict[str, Any]
+from rootfree.shell.checks import OneOf, Real, averaging_pair, boolean, learning_rate
+from rootfree.shell.inspection import Factor, diagonal_factors, update_rms
+from rootfree.shell.method import Method
+from rootfree.shell.work import Group, Work
 
 companion_name = OneOf((None, "adamw"))
 
 
 @dataclass(frozen=True)
-class AdamW:
-    """What the shell asks of a method, for the groups that the method leaves to AdamW."""
+class AdamW(Method):
+    """The method of groups that an optimizer of matrices leaves to AdamW."""
 
     fused: bool  #: whether torch's fused kernels may run on CUDA
 
-    options: ClassVar[Mapping[str, Check]] = {
+    options = {
         "companion": companion_name,
         "lr": learning_rate,
         "betas": averaging_pair,
@@ -47,9 +45,6 @@ class AdamW:
     #: the matrices have; weight_decay is the optimizer's, unless the group has its own.
     defaults: ClassVar[Mapping[str, Any]] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 
-    def _checked_options(self, group: Group) -> dict[str, Any]:
-        return {name: check(name, group[name]) for name, check in self.options.items()}
-
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         # As in torch, in the dtype of p. Steps are counted where they are read: on CUDA by the
         # device, which then never waits, and in CUDA graphs.
@@ -57,18 +52,12 @@ class AdamW:
         averages = {name: torch.zeros_like(p).detach() for name in ("exp_avg", "exp_avg_sq")}
         return {**averages, "step": torch.zeros((), dtype=torch.float32, device=where)}
 
-    def _lay_out(self, memory: GroupMemory) -> None:
-        return
-
     def _describe(self, p: Tensor, group: Group) -> str:
         return "AdamW"
 
     def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
-        v = row["exp_avg_sq"].flatten()
-        if len(v) == 0:
-            return []
-        root = (v.sqrt() + group["eps"]).unsqueeze(0)
-        return [Factor("exp_avg_sq", Diagonal(len(v)), root, diagonal_limit(v.dtype))]
+        v = row["exp_avg_sq"]
+        return diagonal_factors("exp_avg_sq", v.sqrt() + group["eps"], v.dtype)
 
     def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         if p.numel() == 0:

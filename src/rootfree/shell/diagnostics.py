@@ -7,9 +7,9 @@ the host, together, when somebody reads it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class ParameterDiagnostics:
         momentum_norm: of the momentum, or average, of directions.
         update_ratio: RMS of a step over RMS of the parameter, without decoupled decay.
         steps: how often the parameter was updated; diagonal methods do not count.
-        refreshes: how often the schedule has asked for a refresh of its preconditioner.
+        update_every: T, or a schedule, of refreshes of its preconditioner.
         factors: what its preconditioner is made of.
 
     Example:
@@ -85,35 +85,23 @@ class ParameterDiagnostics:
     momentum_norm: float | None
     update_ratio: float | None
     steps: int | None
-    refreshes: int | None
+    update_every: int | str | None
     factors: tuple[FactorDiagnostics, ...]
+
+    @property
+    def refreshes(self) -> int | None:
+        """How often the schedule has asked for a refresh of its preconditioner."""
+        if self.steps is None or self.update_every is None:
+            return None
+        if isinstance(self.update_every, int):
+            return -(-self.steps // self.update_every)
+        return sum(map(schedule(self.update_every), range(self.steps)))
 
     @property
     def condition(self) -> float | None:
         """The largest condition of its factors."""
         found = [f.condition for f in self.factors if f.condition is not None]
         return next((c for c in found if math.isnan(c)), max(found, default=None))
-
-
-class MeasuredFactor(NamedTuple):
-    """A factor with numbers that are still on the device."""
-
-    name: str
-    structure: str
-    dtype: torch.dtype
-    limit: float
-    norm: Tensor
-    condition: Tensor | None
-
-
-class Measured(NamedTuple):
-    """A parameter with numbers that are still on the device."""
-
-    name: str
-    shape: tuple[int, ...]
-    update_every: int | str | None
-    numbers: tuple[Tensor | None, ...]  # ‖p‖, ‖g‖, ‖m‖, rms(step), count of steps
-    factors: list[MeasuredFactor]
 
 
 class Diagnostics:
@@ -123,7 +111,7 @@ class Diagnostics:
     communicated, so that one rank may ask alone.
 
     Args:
-        measured: the parameters, with numbers that are still on the device.
+        measured: the parameters, with tensors on their devices in the place of numbers.
         skipped: how many steps each device left out.
 
     Example:
@@ -139,9 +127,9 @@ class Diagnostics:
         ['parameter', 'shape', 'norm', 'gradient', 'momentum']
     """
 
-    def __init__(self, measured: Sequence[Measured], skipped: Sequence[Tensor]) -> None:
-        self._measured, self._skipped = measured, skipped
-        self._read: tuple[list[ParameterDiagnostics], int] | None = None
+    def __init__(self, measured: Sequence[ParameterDiagnostics], skipped: Sequence[Tensor]) -> None:
+        self._measured = (list(measured), list(skipped))
+        self._read: tuple[list[ParameterDiagnostics], list[float]] | None = None
 
     def read(self) -> list[ParameterDiagnostics]:
         """Numbers of every parameter, in the order of the groups."""
@@ -150,7 +138,7 @@ class Diagnostics:
     @property
     def skipped_steps(self) -> int:
         """Steps that were left out because of a gradient that is not finite."""
-        return self._values()[1]
+        return int(sum(self._values()[1]))
 
     def warnings(self) -> list[str]:
         """A sentence for every factor that rounding is about to spoil, and for all that is lost."""
@@ -180,66 +168,34 @@ class Diagnostics:
         steps = f"skipped steps: {self.skipped_steps:,}"
         return "\n".join([aligned(rows, texts=2), steps, *self.warnings()])
 
-    def _values(self) -> tuple[list[ParameterDiagnostics], int]:
+    def _values(self) -> tuple[list[ParameterDiagnostics], list[float]]:
         if self._read is None:
-            wanted = [t for m in self._measured for t in m.numbers]
-            wanted += [t for m in self._measured for f in m.factors for t in (f.norm, f.condition)]
-            values = iter(_on_host([*wanted, *self._skipped]))
-            numbers = [[next(values) for _ in m.numbers] for m in self._measured]
-            found = [
-                _described(m, own, [(next(values), next(values)) for _ in m.factors])
-                for m, own in zip(self._measured, numbers, strict=True)
-            ]
-            self._read = found, sum(int(n or 0) for n in values)
+            self._read = _on_host(self._measured)
         return self._read
 
 
-def _described(
-    measured: Measured,
-    numbers: Sequence[float | None],
-    factors: Iterable[tuple[float | None, float | None]],
-) -> ParameterDiagnostics:
-    norm, gradient, momentum, update, steps = numbers
-    norm = norm or 0.0
-    ratio = None
-    if update is not None:
-        rms = norm / math.sqrt(max(math.prod(measured.shape), 1))
-        ratio = update / rms if rms else math.inf
-    count, every = None if steps is None else int(steps), measured.update_every
-    return ParameterDiagnostics(
-        name=measured.name,
-        shape=measured.shape,
-        parameter_norm=norm,
-        gradient_norm=gradient,
-        momentum_norm=momentum,
-        update_ratio=ratio,
-        steps=count,
-        refreshes=None if count is None or every is None else _refreshes(every, count),
-        factors=tuple(
-            FactorDiagnostics(f.name, f.structure, f.dtype, own or 0.0, condition, f.limit)
-            for f, (own, condition) in zip(measured.factors, factors, strict=True)
-        ),
-    )
+def _on_host(tree: Any) -> Any:
+    """The same with numbers in the place of tensors, by one copy from each device."""
+    tensors: dict[torch.device, list[Tensor]] = {}
+    _mapped(tree, lambda t: tensors.setdefault(t.device, []).append(t.double().reshape(())))
+    numbers = {device: iter(torch.stack(each).tolist()) for device, each in tensors.items()}
+
+    def number(t: Tensor) -> float:
+        found = next(numbers[t.device])
+        return found if t.is_floating_point() else int(found)
+
+    return _mapped(tree, number)
 
 
-def _refreshes(every: int | str, steps: int) -> int:
-    if isinstance(every, int):
-        return -(-steps // every)
-    return sum(map(schedule(every), range(steps)))
-
-
-def _on_host(numbers: Sequence[Tensor | None]) -> list[float | None]:
-    """Their values, by one copy from each device."""
-    found: list[float | None] = [None] * len(numbers)
-    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
-    for i, tensor in enumerate(numbers):
-        if tensor is not None:
-            by_device.setdefault(tensor.device, []).append((i, tensor.double().reshape(())))
-    for entries in by_device.values():
-        values = torch.stack([tensor for _, tensor in entries]).tolist()
-        for (i, _), value in zip(entries, values, strict=True):
-            found[i] = value
-    return found
+def _mapped(tree: Any, function: Callable[[Tensor], Any]) -> Any:
+    """The same with what a function makes of every tensor in lists, tuples and dataclasses."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_mapped(each, function) for each in tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{key: _mapped(each, function) for key, each in vars(tree).items()})
+    return tree
 
 
 def _complaint(factor: FactorDiagnostics) -> str:

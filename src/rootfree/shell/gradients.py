@@ -40,7 +40,9 @@ _FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate
 def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
     """What there is to update, with gradients that were found usable and state in its place."""
     found: list[Work] = []
-    elsewhere = optimizer._gradients_elsewhere()
+    agreed, elsewhere = optimizer._agreed, {}
+    if agreed is not None and agreed.asks and not torch.compiler.is_compiling():
+        elsewhere = agreed.before_step(optimizer)
     for group in optimizer.param_groups:
         params = group["params"]
         memory = None if torch.compiler.is_compiling() else memory_of(optimizer, group)
@@ -56,7 +58,7 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
             None if g is None else (place, g.dtype, g.layout, refresh is None and d)
             for place, g, d in zip(places, gs, dues, strict=True)
         ]
-        work = None if memory is None else memory.work_for(kinds)
+        work = None if memory is None else _remembered(memory, kinds)
         if work is None:
             rows = [optimizer.state[p] for p in params] if memory is None else memory.rows
             work = sorted_work(group, kinds, rows, elements_at_once=optimizer._elements_at_once)
@@ -70,6 +72,11 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
             w.refresh = refresh if refresh is not None else dues[w.where[0]]
         found += work
     return found
+
+
+def _remembered(memory: GroupMemory, kinds: list[Any]) -> list[Work] | None:
+    """What was found for gradients of these kinds before, if that is remembered."""
+    return next((work for known, work in memory.patterns if known == kinds), None)
 
 
 def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
@@ -245,7 +252,9 @@ def host_reads(device: torch.device) -> bool:
 def _plain_flag(tensors: list[Tensor]) -> Tensor:
     """1 if a number in tensors of one device is not finite, else 0: float32, on the device."""
     if host_reads(tensors[0].device):
-        return torch.tensor(0.0 if all_finite(tensors) else 1.0)
+        # Fast, and sure if it says yes; sums of squares overflow where no number does.
+        finite = bool(_are_finite(torch._foreach_norm(tensors))) or _each_finite(tensors)
+        return torch.tensor(0.0 if finite else 1.0)
     return 1 - _are_finite(torch._foreach_norm(tensors, math.inf)).float()
 
 
@@ -253,12 +262,6 @@ def _are_finite(norms: Sequence[Tensor]) -> Tensor:
     if len({norm.dtype for norm in norms}) > 1:
         norms = [norm.double() for norm in norms]
     return torch.stack(tuple(norms)).isfinite().all()
-
-
-def all_finite(gs: list[Tensor]) -> bool:
-    """Whether all numbers are finite; the host waits for the answer."""
-    # Fast, and sure if it says yes; sums of squares overflow where no number does.
-    return not gs or bool(_are_finite(torch._foreach_norm(gs))) or _each_finite(gs)
 
 
 def _each_finite(gs: Sequence[Tensor]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,9 @@ def checked_group(optimizer: RootFreeOptimizer, param_group: dict[str, Any]) -> 
     group |= {**param_group, "params": as_list(param_group["params"])}
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     check_parameters(group["params"], known)
-    if optimizer._fused:
-        check_devices(group["params"], kernel_devices(True))
+    for what, p in named(group["params"]) if optimizer._fused else ():
+        if p.device.type not in kernel_devices(True):
+            raise ValueError(f"fused must be None or False for {what} on {p.device}, got True")
     optimizer._pairs.check_group(group["params"])
     options = [*method.options, *(["companion"] if has_companions else [])]
     check_option_names(param_group, options, method=name)
@@ -68,13 +69,6 @@ def check_parameters(params: list[Any], known: set[int]) -> None:
         if id(p) in known:
             raise ValueError(f"{what} is given twice; every parameter may be given once")
         known.add(id(p))
-
-
-def check_devices(params: list[Any], kernels: Container[str]) -> None:
-    """Refuse fused=True for parameters on devices without kernels."""
-    for what, p in named(params):
-        if p.device.type not in kernels:
-            raise ValueError(f"fused must be None or False for {what} on {p.device}, got True")
 
 
 def check_option_names(given: Iterable[str], options: Collection[str], *, method: str) -> None:

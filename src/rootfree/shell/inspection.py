@@ -13,18 +13,19 @@ from rootfree.kernels.halves import joined
 from rootfree.kernels.stack import Stack
 from rootfree.placement.local import is_sharded, local, local_row
 from rootfree.rules.momentum import Tail, cap_rms_, clip_
-from rootfree.shell.diagnostics import Measured, MeasuredFactor
+from rootfree.shell.diagnostics import FactorDiagnostics, ParameterDiagnostics
 from rootfree.shell.gradients import memory_of
 from rootfree.shell.parameter_state import working_dtype
 from rootfree.shell.summary import named_groups
-from rootfree.structures import Dense, Structure, frobenius_norm
+from rootfree.shell.work import Group
+from rootfree.structures import Dense, Diagonal, Structure, frobenius_norm
+from rootfree.structures.base import wide_dtype
 from rootfree.structures.conditions import condition, unit_diagonal
 
 if TYPE_CHECKING:
     from rootfree.shell.block_optimizer import BlockOptimizer
     from rootfree.shell.optimizer import RootFreeOptimizer
 
-Group = dict[str, Any]
 Row = Mapping[str, Tensor]
 
 
@@ -52,63 +53,64 @@ def matrix_limit(dtype: torch.dtype) -> float:
     return 0.1 / torch.finfo(dtype).eps
 
 
-def diagonal_limit(dtype: torch.dtype) -> float:
-    """The ratio of two numbers whose squares are not both in range; elements do not mix."""
-    return math.sqrt(torch.finfo(dtype).max)
+def diagonal_factors(name: str, d: Tensor, kept: torch.dtype) -> list[Factor]:
+    """A diagonal preconditioner that is kept in a dtype; none where there are no elements.
+
+    The limit is the ratio of two numbers whose squares are not both in range; elements do not mix.
+    """
+    if d.numel() == 0:
+        return []
+    limit = math.sqrt(torch.finfo(kept).max)
+    return [Factor(name, Diagonal(d.numel()), d.reshape(1, -1), limit)]
 
 
-def measured_parameters(optimizer: RootFreeOptimizer, *, conditions: bool) -> list[Measured]:
-    """The numbers of all parameters."""
-    found = []
-    for group, names in named_groups(optimizer.param_groups):
-        method = optimizer._of(group)
-        for name, p in zip(names, group["params"], strict=True):
-            # Without an entry in the state the parameter will start anew.
-            kept = optimizer.state.get(p) or method._init_state(p, group)
-            row = joined(local_row(kept))
-            factors, rms = method._factors(p, group, row), method._update_rms(p, group, row)
-            found.append(_measured(name, p, group, row, factors, rms, conditions=conditions))
-    return found
+def measured_parameters(
+    optimizer: RootFreeOptimizer, *, conditions: bool
+) -> list[ParameterDiagnostics]:
+    """All parameters, with tensors on their devices in the place of numbers."""
+    return [
+        _measured(optimizer, str(name), p, group, conditions=conditions)
+        for group, names in named_groups(optimizer.param_groups)
+        for name, p in zip(names, group["params"], strict=True)
+    ]
 
 
 def _measured(
-    name: Any,
-    p: Tensor,
-    group: Group,
-    row: Row,
-    factors: list[Factor],
-    update: Tensor | None,
-    *,
-    conditions: bool,
-) -> Measured:
-    """The numbers of a parameter with the state `row`; `update`: the RMS of its last step."""
-    here, g = local(p), p.grad
+    optimizer: RootFreeOptimizer, name: str, p: Tensor, group: Group, *, conditions: bool
+) -> ParameterDiagnostics:
+    method = optimizer._of(group)
+    # Without an entry in the state the parameter will start anew.
+    row = joined(local_row(optimizer.state.get(p) or method._init_state(p, group)))
+    here, g, m = local(p), p.grad, row.get("momentum", row.get("exp_avg"))
     if g is not None and is_sharded(g) and g.placements != p.placements:  # type: ignore[attr-defined]
         g = None  # to have it here, ranks would have to talk
-    m = row.get("momentum", row.get("exp_avg"))
-    return Measured(
-        str(name),
-        tuple(here.shape),
-        group.get("update_every"),
-        (
-            norm_of(here),
-            None if g is None else norm_of(g),
-            None if m is None else norm_of(m),
-            update,
-            row["step"].clone() if "step" in row else None,
-        ),
-        [_measured_factor(factor, conditions) for factor in factors if len(factor.tensor) > 0],
+    norm, update = norm_of(here), method._update_rms(p, group, row)
+    rms = norm / math.sqrt(max(here.numel(), 1))
+    factors = [each for each in method._factors(p, group, row) if len(each.tensor) > 0]
+    numbers: dict[str, Any] = {
+        "parameter_norm": norm,
+        "gradient_norm": None if g is None else norm_of(g),
+        "momentum_norm": None if m is None else norm_of(m),
+        "update_ratio": None if update is None else torch.where(rms == 0, torch.inf, update / rms),
+        "steps": row["step"].to(torch.int64, copy=True) if "step" in row else None,
+    }
+    return ParameterDiagnostics(
+        name=name,
+        shape=tuple(here.shape),
+        update_every=group.get("update_every"),
+        factors=tuple(_measured_factor(each, conditions) for each in factors),
+        **numbers,
     )
 
 
-def _measured_factor(factor: Factor, conditions: bool) -> MeasuredFactor:
+def _measured_factor(factor: Factor, conditions: bool) -> FactorDiagnostics:
     structure, K = factor.structure, factor.tensor
-    wide = torch.promote_types(K.dtype, torch.float32)
-    norm, found = norm_of(frobenius_norm(structure, K.to(wide))), None
+    norm: Any = norm_of(frobenius_norm(structure, K.to(wide_dtype(K.dtype))))
+    found: Any = None
     if conditions:
         found = condition(structure, unit_diagonal(K) if factor.is_matrix else K).amax()
     text = f"{structure.name} {structure.d}"
-    return MeasuredFactor(factor.name, text, K.dtype, factor.limit, norm, found)
+    return FactorDiagnostics(factor.name, text, K.dtype, norm, found, factor.limit)
 
 
 def norm_of(t: Tensor) -> Tensor:
@@ -133,38 +135,32 @@ def update_rms(tail: Tail, p: Tensor, m: Tensor | None, u: Tensor | None) -> Ten
     return tail.lr * (rms if tail.rms is None else tail.rms * rms / rms.clamp(min=tail.least))
 
 
-def _block_factors(
-    row: Row, prefix: str, structures: tuple[Structure, ...], limit: float
-) -> list[Factor]:
-    """The factors of one tile: K with its limit, or S (S⁻¹ where that is all there is)."""
-    if not any(key.startswith(f"{prefix}inverse") for key in row):
-        names = [f"{prefix}factor{n}" for n in range(len(structures))]
-        return [Factor(k, s, row[k], limit) for k, s in zip(names, structures, strict=True)]
-    found = []
-    for n, s in enumerate(structures):
-        names = [f"{prefix}{kind}" for kind in (f"factor{n}", "factor", f"inverse{n}", "inverse")]
-        key = next(name for name in names if name in row)
-        found.append(Factor(key, Dense(s.d), row[key], matrix_limit(row[key].dtype), True))
-    return found
-
-
 def factors_of(optimizer: BlockOptimizer, p: Tensor, group: Group, row: Row) -> list[Factor]:
-    """The factors of all tiles of `p` that are here, given its state."""
+    """The factors of all tiles of `p` that are here, given its state.
+
+    They are K, or S where an inverse is kept beside it (S⁻¹ where that is all there is).
+    """
     found = []
+    half = group.get("matmul_dtype") == torch.float16
     for prefix, _, structures in optimizer._placing.cut_here(p, optimizer._cut(p, group)):
-        names = (prefix + "factor", prefix + "inverse")
-        kept = next(t.dtype for key, t in row.items() if key.startswith(names))
-        half = group.get("matmul_dtype") == torch.float16
         products = torch.float16 if half else optimizer._products(p, structures, group)
-        limit = factor_limit(kept, products, beta2=optimizer._rate(group))
-        found += _block_factors(row, prefix, structures, limit)
+        inverted = any(key.startswith(f"{prefix}inverse") for key in row)
+        for n, structure in enumerate(structures):
+            kinds = (f"factor{n}", "factor", f"inverse{n}", "inverse")
+            key = next(prefix + kind for kind in kinds if prefix + kind in row)
+            kept = row[key].dtype
+            if inverted:
+                found.append(Factor(key, Dense(structure.d), row[key], matrix_limit(kept), True))
+            else:
+                limit = factor_limit(kept, products, beta2=optimizer._rate(group))
+                found.append(Factor(key, structure, row[key], limit))
     return found
 
 
 def direction_of(optimizer: BlockOptimizer, p: Tensor, group: Group) -> Tensor | None:
     """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""
     joint = optimizer._pairs.owner(p) is not p or optimizer._pairs.is_weight(p)
-    if joint or p in optimizer._placing.homes or p.numel() == 0:
+    if joint or p in optimizer._homes or p.numel() == 0:
         return None  # it is not of this gradient alone, or not here
     stack = Stack([p], memory_of(optimizer, group).buckets, wide=working_dtype(p))
     stack.gather_([cast("Tensor", p.grad)], squares=False)

@@ -8,6 +8,7 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
+import torch
 from torch import Size, Tensor, nn
 
 Count = Callable[[tuple[Any, ...], dict[str, Any]], int]
@@ -81,11 +82,6 @@ def class_axis(shape: Size, ids: Size) -> int | None:
     return 1 if len(shape) > 2 and Size([shape[0], *shape[2:]]) == ids else None
 
 
-def used_positions(gradient: Tensor, axis: int) -> Tensor:
-    """Where a loss depends on an output: a position that it leaves out has zeros alone."""
-    return (gradient.detach() != 0).any(axis).flatten()
-
-
 def labels_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """The labels among the arguments, if there are any."""
     return next(_named("labels", (args, kwargs)), None)
@@ -130,10 +126,8 @@ def _is_cross_entropy(g: Tensor, axis: int) -> bool:
 
 
 def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex()) and str(tensor.dtype) not in (
-        "torch.bool",
-        "torch.uint8",  # images
-    )
+    others = (torch.bool, torch.uint8)  # images
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype in others)
 
 
 def shifts_labels(model: nn.Module) -> bool:
@@ -163,29 +157,27 @@ def _positional_names(model: nn.Module) -> list[str]:
 
 
 def _named(name: str, tree: Any) -> Iterator[Tensor]:
-    """Tensors with a name in dicts and dataclasses."""
-    if isinstance(tree, Mapping):
-        if isinstance(tree.get(name), Tensor):
-            yield tree[name]
-        for value in tree.values():
-            yield from _named(name, value)
-    elif isinstance(tree, (tuple, list)):
-        for value in tree:
-            yield from _named(name, value)
-    elif is_dataclass(tree) and not isinstance(tree, type):
-        yield from _named(name, {f.name: getattr(tree, f.name) for f in fields(tree)})
+    """Tensors with a name in dicts and dataclasses, the outer ones first."""
+    inside = _inside_of(tree)
+    yield from (value for key, value in inside if key == name and isinstance(value, Tensor))
+    for _, value in inside:
+        yield from _named(name, value)
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """Tensors, nested ones included, in order."""
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors_in(value)
-    elif isinstance(tree, (tuple, list)):
-        for value in tree:
-            yield from tensors_in(value)
-    elif is_dataclass(tree) and not isinstance(tree, type):
-        for field in fields(tree):
-            yield from tensors_in(getattr(tree, field.name))
+    for _, value in _inside_of(tree):
+        yield from tensors_in(value)
+
+
+def _inside_of(tree: Any) -> list[tuple[Any, Any]]:
+    """What arguments are made of, with names or numbers."""
+    if isinstance(tree, Mapping):
+        return list(tree.items())
+    if isinstance(tree, (tuple, list)):
+        return list(enumerate(tree))
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return [(field.name, getattr(tree, field.name)) for field in fields(tree)]
+    return []

@@ -10,6 +10,7 @@ from torch import Tensor
 from rootfree.placement.flattened import check_shapes_are_kept
 from rootfree.shell.checkpoint import bring_state
 from rootfree.shell.gradients import form_of, places_of
+from rootfree.shell.settling import settle
 from rootfree.shell.work import Group, GroupMemory
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def check_shapes(optimizer: RootFreeOptimizer) -> None:
 
 def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     """Complete a group's state, have it laid out, and remember that.  Changes the optimizer."""
-    check_shapes(optimizer)  # parameters may be new
+    settle(optimizer, group)  # parameters may be new
+    check_shapes(optimizer)
     params, state = list(group["params"]), optimizer.state
     # Frameworks replace parameters by their shards: what is in no group has no state.
     known = {p for each in optimizer.param_groups for p in each["params"]}

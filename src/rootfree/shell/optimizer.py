@@ -11,7 +11,6 @@ distributed checkpoints and sharded training take it as it is.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -25,37 +24,33 @@ from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
+from rootfree.placement.homes import Home
 from rootfree.placement.owners import Cut
 from rootfree.placement.ranks import Ranks
 from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
 from rootfree.shell.agreement import Agreement
-from rootfree.shell.checkpoint import load_checkpoint, placed_like_state
-from rootfree.shell.checks import Check
+from rootfree.shell.checkpoint import load_checkpoint
 from rootfree.shell.companion import AdamW
 from rootfree.shell.diagnostics import Diagnostics
 from rootfree.shell.gradients import Watch, advance_clocks, find_work, memory_of
 from rootfree.shell.groups import checked_group
-from rootfree.shell.inspection import Factor, measured_parameters, update_rms
+from rootfree.shell.inspection import measured_parameters, update_rms
 from rootfree.shell.memory import check_shapes, remember
+from rootfree.shell.method import Method
 from rootfree.shell.options import check_switches
 from rootfree.shell.settling import settle, uncompiled
-from rootfree.shell.summary import bytes_of, table_of
-from rootfree.shell.work import GroupMemory, Work
+from rootfree.shell.summary import table_of
+from rootfree.shell.work import Group, GroupMemory, Work
 from rootfree.shell.wrappers import Wrappers
-
-Group = dict[str, Any]
 
 _SWITCHES = ("nesterov", "decoupled_weight_decay")
 _TAIL = ("lr", "momentum", "weight_decay", *_SWITCHES, "update_rms", "max_update_rms", "max_update")
 
 
-class RootFreeOptimizer(Optimizer, ABC):
-    """Base of the optimizers: subclasses define `options`, `_init_state` and `_update`."""
-
-    #: option name -> check; the keys are exactly the hyper-parameters of the method
-    options: ClassVar[Mapping[str, Check]] = {}
+class RootFreeOptimizer(Optimizer, Method):
+    """Base of the optimizers: subclasses define what a `Method` has."""
 
     #: whether groups may be left to AdamW with `companion="adamw"`
     _has_companions: ClassVar[bool] = False
@@ -86,21 +81,18 @@ class RootFreeOptimizer(Optimizer, ABC):
             params = list(params)
         self._placement = claimed_placement(given)
         with self._agreement.telling(params):
-            self._set_up(params, given)
-
-    def _set_up(self, params: ParamsT, given: Mapping[str, Any]) -> None:
-        checked_placement(given)
-        kernel_devices(given["fused"])  # what is no value of it is refused
-        check_switches(given)
-        self._fused, self._capturable = given["fused"], given["capturable"]
-        self._watch = Watch(given["nonfinite"], fused=given["fused"])
-        if given["curvature"] is not None:
-            self._curvature = CurvatureSource(given["curvature"])
-            self._pairs = self._curvature.pairs
-        # The method's name travels in the checkpoint, so that another method's is refused.
-        options = {name: given[name] for name in self.options}
-        super().__init__(params, {**options, "method": type(self).__name__})
-        check_shapes(self)
+            checked_placement(given)
+            kernel_devices(given["fused"])  # what is no value of it is refused
+            check_switches(given)
+            self._fused, self._capturable = given["fused"], given["capturable"]
+            self._watch = Watch(given["nonfinite"], fused=given["fused"])
+            if given["curvature"] is not None:
+                self._curvature = CurvatureSource(given["curvature"])
+                self._pairs = self._curvature.pairs
+            # The method's name travels in the checkpoint, so that another method's is refused.
+            options = {name: given[name] for name in self.options}
+            super().__init__(params, {**options, "method": type(self).__name__})
+            check_shapes(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -120,25 +112,9 @@ class RootFreeOptimizer(Optimizer, ABC):
         asked = {"_fused": self._fused, "_capturable": self._capturable}
         return {**super().__getstate__(), **asked, **kept, "nonfinite": self._watch.mode}
 
-    def _of(self, group: Group) -> RootFreeOptimizer | AdamW:
+    def _of(self, group: Group) -> Method:
         """What updates the parameters of a group: this method, or its companion."""
         return self if group.get("companion") is None else AdamW(fused=self._fused is not False)
-
-    @abstractmethod
-    def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
-        """The state of parameter `p`: flat, tensors only, the same on every machine."""
-
-    @abstractmethod
-    def _update(self, work: Work) -> None:
-        """Update parameters of one device and dtype, given their gradients."""
-
-    @abstractmethod
-    def _describe(self, p: Tensor, group: Group) -> str:
-        """What preconditioner `p` got, for `summary()`."""
-
-    def _lay_out(self, memory: GroupMemory) -> None:
-        """Prepare what is remembered of a group, given its complete state."""
-        return  # nothing, unless a method says otherwise
 
     @property
     def _agreement(self) -> Agreement:
@@ -153,11 +129,10 @@ class RootFreeOptimizer(Optimizer, ABC):
         """Decide which of these ranks has what of the state; all of them must ask."""
         return  # nothing, unless a method says otherwise
 
-    def _gradients_elsewhere(self) -> Mapping[int, list[int]]:
-        """Positions, by id of the group, of parameters whose gradient only other ranks have."""
-        if self._agreed is None or not self._agreed.asks or torch.compiler.is_compiling():
-            return {}
-        return self._agreed.before_step(self)
+    @property
+    def _homes(self) -> Mapping[Tensor, Home]:
+        """The parameters whose blocks ranks share, with who has what of their state."""
+        return {}  # unless a method says otherwise
 
     def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
         """The blocks of `p` that this rank owns; None: ranks do not share them."""
@@ -169,7 +144,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         if isinstance(param_group, dict) and isinstance(param_group.get("params"), Iterator):
             param_group = {**param_group, "params": list(param_group["params"])}
         with self._agreement.telling(param_group):
-            group = self._checked_group(param_group)
+            group = checked_group(self, param_group)
             settle(self, group)
         super().add_param_group(group)
         method = self._of(group)
@@ -179,12 +154,8 @@ class RootFreeOptimizer(Optimizer, ABC):
             self.state[p] = method._init_state(p, group)
             self._watch.count_on(p.device)
 
-    def _checked_group(self, param_group: dict[str, Any]) -> Group:
-        """A group with all its options, or an error."""
-        return checked_group(self, param_group)
-
     def _checked_options(self, group: Group) -> dict[str, Any]:
-        checked = {name: check(name, group[name]) for name, check in self.options.items()}
+        checked = super()._checked_options(group)
         if checked["maximize"] and self._curvature is not None:
             raise ValueError(
                 "maximize must be False where a curvature is given, got True: it is the curvature "
@@ -199,13 +170,11 @@ class RootFreeOptimizer(Optimizer, ABC):
     @property
     def batch_size(self) -> int | None:
         """B, the number of averaged loss terms; setting it sets it in every group that has it."""
-        batch_size_option.check_is_used(self)
-        return batch_size_option.common_value(self.param_groups)
+        return batch_size_option.common_value(self)
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
-        batch_size_option.check_is_used(self)
-        batch_size_option.set_in(self.param_groups, value)
+        batch_size_option.set_in_groups(self, value)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -261,11 +230,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         """
         return self._watch.skipped
 
-    @_disable_dynamo
-    def _remember(self, group: Group) -> GroupMemory:
-        """Make what is known of a group anew."""
-        settle(self, group)  # parameters may be new
-        return remember(self, group)
+    _remember = _disable_dynamo(remember)  #: makes what is known of a group anew
 
     def _tail(self, group: Group) -> Tail:
         """The tail of the heavy-ball methods."""
@@ -274,14 +239,6 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _why_not_recordable(self) -> str | None:
         """Why a step cannot be recorded in a CUDA graph; None: it can."""
         return None
-
-    def _reads_numbers(self, work: Work) -> bool:
-        """Whether hyper-parameters are read from the device: a recorded step then follows them."""
-        return False
-
-    def _send_numbers(self, work: Work) -> None:
-        """Bring the hyper-parameters to where kernels read them."""
-        return  # nothing, unless a method says otherwise
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
@@ -313,13 +270,9 @@ class RootFreeOptimizer(Optimizer, ABC):
             replaced = pre_hook(self, state_dict)
             if replaced is not None:
                 state_dict = replaced
-        load_checkpoint(self, self._brought(state_dict))
+        load_checkpoint(self, state_dict)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
-
-    def _brought(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A checkpoint with its tensors placed like the state, where parameters are sharded."""
-        return placed_like_state(self, state_dict)
 
     def summary(self) -> str:
         """A table: parameter, shape, role (if groups say it), preconditioner, bytes of state.
@@ -343,12 +296,7 @@ class RootFreeOptimizer(Optimizer, ABC):
         found = measured_parameters(self, conditions=conditions)
         return Diagnostics(found, self._watch.counts())
 
-    def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
-        """What the preconditioner of `p` is made of, given its state on this rank."""
-        return []  # nothing, unless a method says otherwise
-
     def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
-        """The root mean square of the last step of `p`; None: it is not known."""
         tail, m, u = self._tail(group), row.get("momentum"), None
         if p.grad is not None and (m is None or tail.nesterov):
             u = self._direction_of(p, group, row)
@@ -357,10 +305,6 @@ class RootFreeOptimizer(Optimizer, ABC):
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""
         return None
-
-    def _whole_bytes(self, p: Tensor) -> int:
-        """Bytes of the state of `p` on all ranks together, copies counted once."""
-        return bytes_of(self.state[p].values())
 
 
 def states(work: Work, key: str, where: list[int] | None = None) -> list[Tensor]:

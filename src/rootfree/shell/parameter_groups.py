@@ -10,18 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rootfree.layout.tiles import cut
+from rootfree.shell import roles
 from rootfree.shell.checks import Optional, Real, boolean, learning_rate
 from rootfree.shell.companion import companion_name
-from rootfree.shell.roles import (
-    EMBEDDING,
-    MATRICES,
-    NORM,
-    PACKED,
-    SCALAR,
-    TIED,
-    VECTOR,
-    roles_of,
-)
 
 Options = Mapping[str, Any]
 Overrides = Mapping[Any, Options]  # names, or types of modules
@@ -104,16 +95,19 @@ def parameter_groups(
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     model = getattr(model, "_orig_mod", model)  # compiled
     named = _trainable(model)
-    roles, chosen = roles_of(model), _chosen(model, overrides or {})
+    role_of, chosen = roles.roles_of(model), _chosen(model, overrides or {})
     keeps_vectors &= companion is not None or weight_decay is not None
     groups: list[dict[str, Any]] = []
     for name, p in named:
-        role, own = roles[p], chosen.get(p, {})
-        mine = own.get("companion", None if role in MATRICES else companion)
+        role, own = role_of[p], chosen.get(p, {})
+        mine = own.get("companion", None if role in roles.MATRICES else companion)
         # Without a companion all but the embeddings are in one group.
-        options: dict[str, Any] = {"role": role} if companion or role in (EMBEDDING, TIED) else {}
-        options |= _of_companion(companion_lr) if mine else _of_matrices(role, p, lr)
-        if keeps_vectors and role in (VECTOR, SCALAR, NORM):
+        options: dict[str, Any] = {"role": role} if companion or role in roles.TABLES else {}
+        if mine:
+            options["lr"] = _COMPANION_LR if companion_lr is None else companion_lr
+        else:
+            options |= _of_matrices(role, p, lr)
+        if keeps_vectors and role in roles.VECTORS:
             options["weight_decay"] = 0.0
         elif weight_decay is not None:
             options["weight_decay"] = weight_decay
@@ -128,15 +122,11 @@ def parameter_groups(
     return sorted(groups, key=lambda group: "companion" in group)
 
 
-def _of_companion(lr: float | Tensor | None) -> dict[str, Any]:
-    return {"lr": _COMPANION_LR if lr is None else lr}
-
-
 def _of_matrices(role: str, p: Tensor, lr: float | Tensor | None) -> dict[str, Any]:
     options: dict[str, Any] = {} if lr is None else {"lr": lr}
-    if role in (EMBEDDING, TIED):
+    if role in roles.TABLES:
         options["structure"] = ("diagonal", "dense")
-    elif role == PACKED and (size := _packed_block_size(p.shape[1])):
+    elif role == roles.PACKED and (size := _packed_block_size(p.shape[1])):
         options["block_size"] = size
     return options
 
@@ -177,7 +167,7 @@ def _chosen(model: nn.Module, overrides: Overrides) -> dict[Tensor, dict[str, An
     if not isinstance(overrides, Mapping):
         raise TypeError(f"overrides must be a mapping, got {type(overrides).__name__}")
     chosen: dict[Tensor, dict[str, Any]] = {}
-    for key in sorted(overrides, key=_specificity):
+    for key in sorted(overrides, key=lambda key: len(key) if isinstance(key, str) else -1):
         what, options = f"overrides[{getattr(key, '__name__', key)!r}]", overrides[key]
         if not isinstance(options, Mapping):
             raise TypeError(f"{what} must be a dict of options, got {options!r}")
@@ -190,10 +180,6 @@ def _chosen(model: nn.Module, overrides: Overrides) -> dict[Tensor, dict[str, An
         for p in params:
             chosen[p] = {**chosen.get(p, {}), **options}
     return chosen
-
-
-def _specificity(key: object) -> int:
-    return len(key) if isinstance(key, str) else -1
 
 
 def _meant(model: nn.Module, key: str | type[nn.Module], what: str) -> Iterable[Tensor]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from rootfree.shell.work import Group
 from rootfree.structures import Diagonal, Structure
-
-Group = dict[str, Any]
 
 # The distance of the counters of neighbouring rows.
 _APART = 65537

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rootfree.kernels.halves import joined
 from rootfree.layout.tiles import Tile
-from rootfree.placement.canonical import mismatches, owned_rows, saved_rows
+from rootfree.placement.canonical import saved_rows
 from rootfree.placement.homes import Home, settle, tile_number
 from rootfree.placement.owners import Cut
 from rootfree.placement.placed_stack import PlacedStack
 from rootfree.placement.ranks import Ranks
 from rootfree.shell.agreement import Agreement
-from rootfree.shell.checkpoint_matching import StateMismatchError, match_state_dict
 from rootfree.shell.parameter_state import renumber_, working_dtype
 from rootfree.shell.work import GroupMemory, Work
 from rootfree.structures import Structure
 
-if TYPE_CHECKING:
-    from rootfree.shell.block_optimizer import BlockOptimizer
-
-Group = dict[str, Any]
 PrefixedTile = tuple[str, Tile, tuple[Structure, ...]]
 
 
@@ -132,18 +126,6 @@ class Placing:
         found = saved_rows({params[n]: rows[n] for n in numbers}, self.homes)
         return {**rows, **{n: found.get(params[n], rows[n]) for n in numbers}}
 
-    def taken(
-        self, like: Mapping[Tensor, Any], given: Mapping[Tensor, Any], problem: Exception | None
-    ) -> dict[Tensor, dict[str, Tensor]]:
-        """What of a checkpoint's rows belongs here, in the form of `like`.
-
-        `problem`: why the checkpoint does not fit, where that is known already.
-        """
-        if problem is None:
-            problem = next(map(StateMismatchError, mismatches(like, self.homes, given)), None)
-        self._agreement.check("load_state_dict()", problem, StateMismatchError)
-        return owned_rows(like, self.homes, given)
-
     def report(self) -> list[str]:
         """What this rank exchanges, for `summary()`: a line for each group of ranks."""
         lines = []
@@ -153,33 +135,3 @@ class Placing:
                 f"blocks are shared by {ranks.world} ranks; rank {ranks.ranks[ranks.me]}: {told}"
             )
         return lines
-
-
-def brought(
-    optimizer: BlockOptimizer, placing: Placing, state_dict: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A checkpoint with rows of what belongs here. Changes nothing; all ranks must ask."""
-    like: dict[Tensor, Any] = {}
-    given: dict[Tensor, Any] = {}
-    rows_of: dict[int, Tensor] = {}
-    problem = None
-    try:
-        matched = match_state_dict(
-            optimizer.param_groups, state_dict, method=type(optimizer).__name__
-        )
-        for group, saved, rows in matched:
-            values = {**group, **saved}
-            method = optimizer._of(values)
-            values.update(method._checked_options(values))
-            for p, row in zip(group["params"], rows, strict=True):
-                if row is not None:
-                    like[p], given[p] = method._init_state(p, values), joined(row)
-                    rows_of[id(row)] = p
-    except Exception as error:  # the others wait to hear of it
-        problem = error
-    found = placing.taken(like, given, problem)
-    state = {
-        key: found[rows_of[id(row)]] if id(row) in rows_of else row
-        for key, row in state_dict["state"].items()
-    }
-    return {**state_dict, "state": state}

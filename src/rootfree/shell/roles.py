@@ -6,7 +6,6 @@ Roles come from the modules that own the parameters, not from names.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple
 
@@ -22,6 +21,8 @@ VECTOR, SCALAR, NORM, FREE = "vector", "scalar", "norm", "free parameter"
 
 #: Roles of parameters that map hidden features to hidden features.
 MATRICES = (HIDDEN, PACKED, ADAPTER)
+#: Roles of parameters with an axis for a vocabulary, and of those that usually do not decay.
+TABLES, VECTORS = (EMBEDDING, TIED), (VECTOR, SCALAR, NORM)
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 # The last one is the output map of an attention layer.
@@ -128,7 +129,8 @@ def _adapters(owners: list[Owner]) -> set[Tensor]:
     frozen: dict[str, list[Tensor]] = defaultdict(list)
     small: dict[str, list[Tensor]] = defaultdict(list)
     for owner in owners:
-        around = list(_around(owner.path))
+        names = owner.path.split(".") if owner.path else []
+        around = [".".join(names[:n]) for n in reversed(range(len(names) + 1))]  # inmost first
         for p in owner.params.values():
             if p.dim() == 2:
                 for path in around[:3] if p.requires_grad else around[:2]:
@@ -141,11 +143,3 @@ def _adapters(owners: list[Owner]) -> set[Tensor]:
             if r == s < min(o, i) and ((o, i) in shapes or (i, o) in shapes):
                 found |= {A, B}
     return found
-
-
-def _around(path: str) -> Iterator[str]:
-    """The path and those of the modules around it, inmost first."""
-    yield path
-    while path:
-        path = path.rpartition(".")[0]
-        yield path

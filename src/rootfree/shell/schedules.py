@@ -18,11 +18,6 @@ _ALLOWED = (
 _WARM = 10  # times T
 
 
-def every(T: int) -> Callable[[int], bool]:
-    """At steps 0, T, 2T, ..."""
-    return lambda step: step % T == 0
-
-
 def warm(T: int) -> Callable[[int], bool]:
     """Every step of the first 10 T, then every T-th.
 
@@ -50,7 +45,7 @@ def logarithmic(T: int | None = None) -> Callable[[int], bool]:
 def schedule(update_every: int | str) -> Callable[[int], bool]:
     """The function of the step that an `update_every` stands for."""
     if isinstance(update_every, int):
-        return every(update_every)
+        return lambda step: step % update_every == 0
     name, _, argument = update_every.partition(":")
     if name == "warm":
         return warm(positive_integer("T", int(argument)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rootfree.layout.joint import JointPairs
+from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.local import local
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def table_of(optimizer: RootFreeOptimizer) -> str:
     total = elements = total_here = 0
     for group, names in named_groups(optimizer.param_groups):
         for name, p in zip(names, group["params"], strict=True):
-            whole = optimizer._whole_bytes(p)
-            here = bytes_of(map(local, optimizer.state[p].values()))
+            home, row = optimizer._homes.get(p), optimizer.state[p]
+            whole = bytes_of(row.values()) if home is None else whole_bytes(p, home, row)
+            here = bytes_of(map(local, row.values()))
             shape = "x".join(map(str, p.shape)) or "scalar"
             what = (group.get("role", ""), optimizer._of(group)._describe(p, group))
             rows.append((str(name), shape, *what, f"{here:,}", f"{whole:,}"))

@@ -83,10 +83,6 @@ class GroupMemory:
     owners: dict[int, int] = field(default_factory=dict)  # of biases in joint pairs: the weight
     patterns: list[tuple[list[Kind], list[Work]]] = field(default_factory=list)
 
-    def work_for(self, kinds: list[Kind]) -> list[Work] | None:
-        """What was found for gradients of these kinds before, if that is remembered."""
-        return next((work for known, work in self.patterns if known == kinds), None)
-
     def remember(self, kinds: list[Kind], work: list[Work]) -> None:
         """Remember the work for these kinds, and forget the oldest."""
         self.patterns[:] = [(kinds, work), *self.patterns[: MOST_PATTERNS - 1]]
