@@ -7,11 +7,11 @@ itself does no harm, as KᵀUK is positive definite for every K.
 
 K is in bf16 already. The other operand, U and then UK, is in fp32. Every number of U is the sum of
 three bf16 numbers (8 bits of 24 each): the nearest one, the nearest to what is left, and the rest.
-Products of bf16 numbers are exact in fp32, where they are summed up, so that UK is as good as a
-product in fp32. Two summands would leave up to 2⁻¹⁷ of U, which is enough up to κ = 10⁵ only. They
-are enough for UK: it is near U^½, so that their error grows with √κ, and where 2⁻¹⁷√κ is more than
-a thousandth it is less than 2⁻²⁴κ, the error of fp32. The five products run on matrix units, which
-have more than ten times the rate that fp32 has elsewhere.
+Products of bf16 numbers are exact in fp32, where matrix units sum them up, so that UK is nearly as
+good as a product in fp32: sums are cut off there instead of rounded. Two summands would leave up to
+2⁻¹⁷ of U, which is enough up to κ = 10⁵ only. They are enough for UK: it is near U^½, so that their
+error grows with √κ, and where 2⁻¹⁷√κ is more than a thousandth it is less than 2⁻²⁴κ, the error of
+fp32. The five products run on matrix units, at more than ten times the rate of fp32 elsewhere.
 """
 
 from __future__ import annotations
