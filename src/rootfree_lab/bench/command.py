@@ -12,12 +12,11 @@ import typer
 from rich.console import Console
 
 from rootfree_lab.bench import chart, markdown
-from rootfree_lab.bench.contenders import Contender
-from rootfree_lab.bench.distributed_command import run as plan
+from rootfree_lab.bench.contenders import DEFAULT_ON_CPU, Contender, chosen, contenders
+from rootfree_lab.bench.distributed_model import run as plan
 from rootfree_lab.bench.first_try import command as first_try
 from rootfree_lab.bench.iteration import DEFAULT as DEFAULT_OF_ITERATIONS
 from rootfree_lab.bench.iteration import measure_iterations
-from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, chosen, contenders
 from rootfree_lab.bench.model import build_model
 from rootfree_lab.bench.options import Distributed, FirstTry, Mode, Timing
 from rootfree_lab.bench.record import Record, read, write
@@ -26,6 +25,7 @@ from rootfree_lab.bench.steps import measure_steps
 from rootfree_lab.bench.table import as_table, remarks
 from rootfree_lab.config.needed import need
 from rootfree_lab.config.reading import ConfigError, unknown_name
+from rootfree_lab.training.devices import choose_device
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _TURNS = {"cuda": 20, "cpu": 5}
@@ -41,7 +41,9 @@ def run(console: Console, given: Mode) -> int:
 def measure(console: Console, given: Timing) -> int:
     """Measure, show, and write what was asked for."""
     _check_files(given)
-    device = _device(given.device)
+    if given.device not in (None, *_TURNS):
+        raise unknown_name("--device:", str(given.device), _TURNS)
+    device = choose_device(given.device or "auto", "--device")
     if not (given.seconds > 0 and math.isfinite(given.seconds)):
         raise ConfigError(f"--seconds must be a positive number, got {given.seconds}")
     turns = given.turns or _TURNS[device.type]
@@ -120,16 +122,6 @@ def _line_up(given: Timing, default: Iterable[str]) -> list[Contender]:
         raise unknown_name("--reference: the optimizer", given.reference, table)
     rest = [c for c in field if c.name != given.reference]
     return [table[given.reference], *rest]
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in _TURNS:
-        raise unknown_name("--device:", name, _TURNS)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no GPU")
-    return torch.device(name)
 
 
 def _check_files(given: Timing) -> None:

@@ -15,12 +15,19 @@ the mean rank, work and state those of the busiest and fullest.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import typer
+from rich.console import Console
 
 from rootfree.placement.forecast import forecast
+from rootfree_lab.bench.markdown import Marks, fill, filled, rows
+from rootfree_lab.bench.options import Distributed
+from rootfree_lab.config.reading import ConfigError
 
 Shape = tuple[int, ...]
 
@@ -117,12 +124,12 @@ def distributed_shampoo(hidden: Sequence[Shape], rest: int, ranks: int) -> Cost:
     """Blocks of the rows that a rank has; every rank is as busy as the first."""
     flops = state = 0.0
     for m, n in hidden:
-        rows = math.ceil(m / ranks)
-        across, along = math.ceil(rows / BLOCK), math.ceil(n / BLOCK)
-        r, c, blocks = rows / across, n / along, across * along
-        flops += 4 * rows * n * (r + c) + blocks * _ROOT_FLOPS * (r**3 + c**3) / _ROOT_EVERY
+        mine = math.ceil(m / ranks)
+        across, along = math.ceil(mine / BLOCK), math.ceil(n / BLOCK)
+        r, c, blocks = mine / across, n / along, across * along
+        flops += 4 * mine * n * (r + c) + blocks * _ROOT_FLOPS * (r**3 + c**3) / _ROOT_EVERY
         # Sums and their inverse roots; momentum, and the second moment of the grafted step.
-        state += 2 * _FP32 * (blocks * (r**2 + c**2) + rows * n)
+        state += 2 * _FP32 * (blocks * (r**2 + c**2) + mine * n)
     others = adamw([], rest, ranks)
     return Cost(0.0, flops + others.flops, 1.0, state + others.state)
 
@@ -153,3 +160,66 @@ def cost(model: str, ranks: int, optimizer: str) -> Cost:
     """Of one of the models."""
     known = MODELS[model]
     return OPTIMIZERS[optimizer](known.hidden, known.rest, ranks)
+
+
+MARKS = Marks("distributed model")
+_HEADINGS = (
+    "model", "optimizer", "sent", "operations", "imbalance", "state", "exchange + products",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """An optimizer on a model and so many ranks."""
+
+    model: str
+    ranks: int
+    optimizer: str
+    cost: Cost
+
+
+def lines(models: Iterable[str] = MODELS, ranks: Iterable[int] = RANKS) -> list[Line]:
+    """Every optimizer on every model; small models on many ranks have little to share."""
+    counts = list(ranks)
+    return [
+        Line(model, count, optimizer, cost(model, count, optimizer))
+        for model in models
+        for count in counts
+        for optimizer in OPTIMIZERS
+    ]
+
+
+def cells(line: Line, speeds: Speeds) -> list[str]:
+    """As the table shows it."""
+    found = line.cost
+    return [
+        f"{line.model} on {line.ranks:,}",
+        line.optimizer,
+        f"{found.sent / 1e6:,.0f} MB",
+        f"{found.flops / 1e12:,.3g} T",
+        f"{found.imbalance:.2f}",
+        f"{found.state / 1e9:,.2f} GB",
+        f"{1e3 * found.seconds(line.ranks, speeds):,.1f} ms",
+    ]
+
+
+def run(console: Console, given: Distributed) -> int:
+    """Count, show, and write what was asked for."""
+    for name in ("node_link", "link", "matmul"):
+        value = getattr(given, name)
+        if not (value > 0 and math.isfinite(value)):
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} must be a positive number, got {value}")
+    if given.page is not None:
+        filled(given.page, "", MARKS)  # before seconds of planning, not after them
+    speeds = Speeds(given.node_link * 1e9, given.link * 1e9, given.matmul * 1e12)
+    with console.status("planning"):
+        found = lines()
+    table = "\n".join(rows(_HEADINGS, [cells(line, speeds) for line in found])) + "\n"
+    if given.page is None:
+        typer.echo(table, nl=False)
+    else:
+        fill(given.page, table, MARKS)
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(line) for line in found], indent=1) + "\n")
+    return 0

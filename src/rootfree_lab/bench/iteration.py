@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rootfree_lab.bench.contenders import Built, Contender
-from rootfree_lab.bench.memory import release, state_bytes
+from rootfree_lab.bench.memory import state_bytes
 from rootfree_lab.bench.model import Batch, build_model
 from rootfree_lab.bench.record import IterationRecord, IterationRow, environment
-from rootfree_lab.bench.steps import reason
-from rootfree_lab.bench.timing import spread
+from rootfree_lab.bench.timing import STEPS_A_TURN, mark, milliseconds, spread
+from rootfree_lab.bench.turns import Say, Turns
 
 DEFAULT = (
     "torch AdamW fused",
@@ -37,10 +37,7 @@ DEFAULT = (
     "IFShampoo KFAC T=2",
     "sirfshampoo bf16 T=2",
 )
-_STEPS_A_TURN = {"cuda": 10, "cpu": 2}
-_FEWEST_TURNS = 2
 
-Say = Callable[[str], None]
 Part = tuple[float, float, float]  # forward, backward, optimizer
 
 
@@ -60,48 +57,34 @@ class _Trainer:
     def turn(self, batch: Batch) -> None:
         """Whole periods of iterations; keeps their times."""
         T = self.contender.period
-        n = T * -(-_STEPS_A_TURN[self.device.type] // T)
+        n = T * -(-STEPS_A_TURN[self.device.type] // T)
         start = time.perf_counter()
-        marks: list[Any] = [self._mark()]
+        marks: list[Any] = [mark(self.device)]
         for _ in range(n):
             marks += self._iteration(*batch)
-        milliseconds = self._between(marks)
+        between = milliseconds(marks, self.device)
         for i in range(0, n, T):
-            self.totals.append(sum(milliseconds[4 * i : 4 * (i + T)]) / T)
-        for i in range(0, len(milliseconds), 4):
-            _, forward, backward, optimizer = milliseconds[i : i + 4]
+            self.totals.append(sum(between[4 * i : 4 * (i + T)]) / T)
+        for i in range(0, len(between), 4):
+            _, forward, backward, optimizer = between[i : i + 4]
             self.parts.append((forward, backward, optimizer))
         self.seconds += time.perf_counter() - start
 
     def _iteration(self, x: Tensor, y: Tensor) -> list[Any]:
         """One iteration; marks before forward, after it, after backward and after the step."""
         self.model.zero_grad(set_to_none=True)
-        marks = [self._mark()]
+        marks = [mark(self.device)]
         cuda = self.device.type == "cuda"
         with self.built.around():
             with torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext():
                 scores = self.model(x)
             loss = functional.cross_entropy(scores.float().flatten(0, -2), y.flatten())
-            marks.append(self._mark())
+            marks.append(mark(self.device))
             loss.backward()  # type: ignore[no-untyped-call]
-        marks.append(self._mark())
+        marks.append(mark(self.device))
         self.built.step()
-        marks.append(self._mark())
+        marks.append(mark(self.device))
         return marks
-
-    def _mark(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _between(self, marks: Sequence[Any]) -> list[float]:
-        pairs = pairwise(marks)
-        if self.device.type != "cuda":
-            return [1e3 * (b - a) for a, b in pairs]
-        torch.cuda.synchronize(self.device)
-        return [a.elapsed_time(b) for a, b in pairs]
 
     def part(self, index: int) -> float:
         """A part's milliseconds: median over the periods of its mean in one."""
@@ -124,28 +107,13 @@ def measure_iterations(
     torch.manual_seed(0)
     synthetic = build_model(model, "--iteration")
     synthetic.model.train()
-    rows: dict[str, IterationRow] = {}
-    trainers: list[_Trainer] = []
-    for contender in contenders:
-        say(contender.name)
-        try:
-            trainers.append(_enter(contender, synthetic.model, synthetic.draw(batch, device)))
-        except Exception as error:  # whatever goes wrong in one of them, the others are measured
-            rows[contender.name] = _failed(contender, error)
-            release(device)
-    say("taking turns")
-    for turn in range(turns):
-        drawn = synthetic.draw(batch, device)
-        for trainer in trainers:
-            name = trainer.contender.name
-            if name in rows or (trainer.seconds > seconds and turn >= _FEWEST_TURNS):
-                continue
-            try:
-                trainer.turn(drawn)
-            except Exception as error:
-                rows[name] = _failed(trainer.contender, error)
-    rows |= {t.contender.name: _row(t) for t in trainers if t.contender.name not in rows}
-    first = rows[contenders[0].name].ms
+    batches = lru_cache(maxsize=1)(lambda number: synthetic.draw(batch, device))
+    rows = Turns(
+        IterationRow,
+        enter=lambda contender: _enter(contender, synthetic.model, synthetic.draw(batch, device)),
+        turn=lambda trainer, number: trainer.turn(batches(number)),
+        row=_row, device=device, turns=turns, seconds=seconds, say=say,
+    ).rows(contenders)  # fmt: skip
     return IterationRecord(
         model=model,
         count=sum(p.numel() for p in synthetic.model.parameters()),
@@ -154,10 +122,7 @@ def measure_iterations(
         reference=contenders[0].name,
         settings={"turns": turns, "seconds": seconds},
         environment=environment(device),
-        rows=[
-            replace(row, ratio=row.ms.median / first.median) if row.ms and first else row
-            for row in (rows[c.name] for c in contenders)
-        ],
+        rows=[rows[contender.name] for contender in contenders],
     )
 
 
@@ -186,8 +151,7 @@ def _held(trainer: _Trainer) -> int:
     return own + state_bytes(trainer.built.optimizers, parameters)
 
 
-def _row(trainer: _Trainer) -> IterationRow:
-    contender = trainer.contender
+def _row(contender: Contender, trainer: _Trainer) -> IterationRow:
     return IterationRow(
         name=contender.name,
         family=contender.family,
@@ -198,7 +162,3 @@ def _row(trainer: _Trainer) -> IterationRow:
         optimizer_ms=trainer.part(2),
         peak_bytes=trainer.peak,
     )
-
-
-def _failed(contender: Contender, error: Exception) -> IterationRow:
-    return IterationRow(contender.name, contender.family, contender.period, failure=reason(error))

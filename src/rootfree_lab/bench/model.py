@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rootfree_lab import models
 from rootfree_lab.config.reading import ConfigError, unknown_name
+from rootfree_lab.data import Dataset, Split
 from rootfree_lab.torchvision_shim import make_importable
 
 Batch = tuple[Tensor, Tensor]
@@ -18,21 +19,14 @@ Batch = tuple[Tensor, Tensor]
 CONTEXT = 256  # tokens of a sequence
 
 
-@dataclass(frozen=True)
-class _Data:
-    """What a model of the laboratory asks of a data set."""
-
-    kind: str
-    classes: int
-    shape: tuple[int, ...]
-
-
+_NOTHING = Split(torch.empty(0), torch.empty(0))
 #: the data that the laboratory's models are built for here, tried in this order
-_DATA = (
-    _Data("images", classes=10, shape=(3, 32, 32)),
-    _Data("tabular", classes=10, shape=(64,)),
-    _Data("text", classes=256, shape=()),
-)
+_DATA = tuple(
+    Dataset("random", kind, _NOTHING, _NOTHING, None, classes, shape)
+    for kind, classes, shape in (
+        ("images", 10, (3, 32, 32)), ("tabular", 10, (64,)), ("text", 256, ()),
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from rootfree_lab.bench.ceilings import Ceilings, measure_ceilings
-from rootfree_lab.bench.contenders import GRAPH, Built, Contender, NotApplicableError
+from rootfree_lab.bench.contenders import GRAPH, Built, Contender
 from rootfree_lab.bench.floors import Work
 from rootfree_lab.bench.memory import free_bytes, release, state_bytes, temporary_bytes
 from rootfree_lab.bench.record import StepRecord, StepRow, environment
 from rootfree_lab.bench.timing import Gradients, Runner, amortised, by_kind
+from rootfree_lab.bench.turns import OUT_OF_MEMORY, Say, Turns, why
 
 TOGETHER, BESIDE = "all together", "one at a time beside the reference"
-OUT_OF_MEMORY = "out of memory"
-_FEWEST_TURNS = 2
 _ROOM = 0.7  # of the free memory may be held; the rest is for temporaries
-
-Say = Callable[[str], None]
 
 
 @dataclass
 class _Entry:
     """A contender that was built, warmed up and measured for memory."""
 
-    contender: Contender
     built: Built
     runner: Runner
     temporary: int | None
-    device_ms: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.runner.seconds
 
     def finite(self) -> bool:
         return all(bool(p.isfinite().all()) for p in self.built.parameters)
@@ -44,74 +43,52 @@ class _Measurement:
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device,
         *, turns: int, seconds: float, say: Say,
     ) -> None:  # fmt: skip
-        self.shapes, self.dtype, self.device = shapes, dtype, device
-        self.turns, self.seconds, self.say = turns, seconds, say
+        self.shapes, self.dtype, self.device, self._seconds = shapes, dtype, device, seconds
         self.gradients = Gradients(shapes, dtype, device)
         self.count = sum(torch.Size(s).numel() for s in shapes)
         self.work: dict[str, Work] = {}  # by name, of those whose floor is known
+        self.turns = Turns(
+            StepRow, self.enter, lambda entry, _: entry.runner.turn(), self.row,
+            device=device, turns=turns, seconds=seconds, say=say,
+        )  # fmt: skip
 
-    def enter(self, contender: Contender) -> _Entry | StepRow:
-        """Build and warm up; a row that tells why if that fails."""
-        self.say(contender.name)
-        try:
-            generator = torch.Generator(self.device).manual_seed(0)
-            parameters = [
-                nn.Parameter(
-                    torch.randn(tuple(s), device=self.device, generator=generator).to(self.dtype)
-                )
-                for s in self.shapes
-            ]
-            self.gradients.attach(parameters)
-            built = contender.build(parameters)
-            runner = Runner(built.step, contender.period, self.gradients, self.device)
-            runner.warm_up(self.seconds / 2)
-            held_in_pool = contender.name.endswith(GRAPH)
-            temporary = None if held_in_pool else temporary_bytes(runner.period, self.device)
-            return _Entry(contender, built, runner, temporary)
-        except Exception as error:  # whatever goes wrong in one of them, the others are measured
-            return failed(contender, error)
+    def enter(self, contender: Contender) -> _Entry:
+        """Build and warm up."""
+        generator = torch.Generator(self.device).manual_seed(0)
+        parameters = [
+            nn.Parameter(
+                torch.randn(tuple(s), device=self.device, generator=generator).to(self.dtype)
+            )
+            for s in self.shapes
+        ]
+        self.gradients.attach(parameters)
+        built = contender.build(parameters)
+        runner = Runner(built.step, contender.period, self.gradients, self.device)
+        runner.warm_up(self._seconds / 2)
+        held_in_pool = contender.name.endswith(GRAPH)
+        temporary = None if held_in_pool else temporary_bytes(runner.period, self.device)
+        return _Entry(built, runner, temporary)
 
-    def race(self, entries: Sequence[_Entry]) -> dict[str, StepRow]:
-        """Let them take turns; rows of those that failed on the way.  Changes their runners."""
-        failures: dict[str, StepRow] = {}
-        for turn in range(self.turns):
-            for entry in entries:
-                spent = entry.runner.seconds > self.seconds and turn >= _FEWEST_TURNS
-                if spent or entry.contender.name in failures:
-                    continue
-                try:
-                    entry.runner.turn()
-                except Exception as error:
-                    failures[entry.contender.name] = failed(entry.contender, error)
-        for entry in entries:
-            if entry.contender.name in failures:
-                continue
-            try:
-                entry.device_ms = entry.runner.device_ms()
-            except Exception as error:
-                failures[entry.contender.name] = failed(entry.contender, error)
-        return failures
-
-    def row(self, entry: _Entry) -> StepRow:
+    def row(self, contender: Contender, entry: _Entry) -> StepRow:
         """The figures of a contender, all but ratio and floor; its work is kept for the floor."""
-        contender, built = entry.contender, entry.built
-        refresh_ms, plain_ms = by_kind(entry.runner.periods)
+        built, periods = entry.built, entry.runner.periods
+        refresh_ms, plain_ms = by_kind(periods)
         row = StepRow(
             name=contender.name,
             family=contender.family,
             period=contender.period,
             note=None if entry.finite() else "parameters were no longer finite",
-            ms=amortised(entry.runner.periods),
+            ms=amortised(periods),
             refresh_ms=refresh_ms,
             plain_ms=plain_ms,
-            device_ms=entry.device_ms,
+            device_ms=entry.runner.device_ms(),
             state_bytes_per_parameter=state_bytes(built.optimizers, built.parameters) / self.count,
             temporary_bytes=entry.temporary,
         )
         try:
             work = contender.floor(built)
         except Exception as error:  # an optimizer that keeps its state in another way than we know
-            return replace(row, note=f"no floor, {reason(error)}")
+            return replace(row, note=f"no floor, {why(error)}")
         if work is not None:
             self.work[contender.name] = work
         return row
@@ -140,7 +117,7 @@ def measure_steps(
     together = sum(c.room for c in contenders) * run.count
     arrangement = TOGETHER if together < _ROOM * free_bytes(device) else BESIDE
     if arrangement == TOGETHER:
-        rows = _together(run, contenders)
+        rows = run.turns.rows(contenders)
         crowded = [c for c in contenders[1:] if rows[c.name].failure == OUT_OF_MEMORY]
         if crowded:
             alone = _beside(run, contenders[0], crowded)
@@ -164,58 +141,29 @@ def measure_steps(
     )
 
 
-def _together(run: _Measurement, contenders: Sequence[Contender]) -> dict[str, StepRow]:
-    rows: dict[str, StepRow] = {}
-    entries: list[_Entry] = []
-    for contender in contenders:
-        entered = run.enter(contender)
-        if isinstance(entered, StepRow):
-            rows[contender.name] = entered
-            release(run.device)
-        else:
-            entries.append(entered)
-    run.say("taking turns")
-    rows |= run.race(entries)
-    rows |= {e.contender.name: run.row(e) for e in entries if e.contender.name not in rows}
-    reference = rows[contenders[0].name].ms
-    if reference is None:
-        return rows
-    return {
-        name: replace(row, ratio=row.ms.median / reference.median) if row.ms else row
-        for name, row in rows.items()
-    }
-
-
 def _beside(run: _Measurement, first: Contender, others: Sequence[Contender]) -> dict[str, StepRow]:
+    """Each of the others with the reference alone, which enters once; its row is of all turns."""
     rows: dict[str, StepRow] = {}
-    reference = run.enter(first)
     taken: list[list[float]] = []
-    for contender in others:
-        entered = run.enter(contender)
-        if isinstance(entered, StepRow):
-            rows[contender.name] = entered
-            release(run.device)
-            continue
-        pair = [entered] if isinstance(reference, StepRow) else [reference, entered]
-        rows |= run.race(pair)
-        if contender.name not in rows:
-            row = run.row(entered)
-            if not isinstance(reference, StepRow) and row.ms:
-                beside = amortised(reference.runner.periods).median
-                row = replace(row, ratio=row.ms.median / beside)
-            rows[contender.name] = row
-        if not isinstance(reference, StepRow):
+    try:
+        reference: _Entry | None = run.enter(first)
+    except Exception:  # said where it is entered again
+        reference = None
+
+    def enter(contender: Contender) -> _Entry:
+        entered = reference if contender is first else None
+        return run.enter(contender) if entered is None else entered
+
+    for field in [[first, other] for other in others] or [[first]]:
+        rows |= replace(run.turns, enter=enter).rows(field)
+        if reference is not None:
             taken += reference.runner.periods
             reference.runner.periods, reference.runner.seconds = [], 0.0
-        del entered, pair
         release(run.device)
-    if isinstance(reference, StepRow):
-        return rows | {first.name: reference}
-    if not taken:
-        run.race([reference])
-        taken = reference.runner.periods
-    reference.runner.periods = taken
-    return rows | {first.name: replace(run.row(reference), ratio=1.0)}
+    if reference is not None and taken:
+        reference.runner.periods = taken
+        rows[first.name] = replace(run.row(first, reference), ratio=1.0)
+    return rows
 
 
 def with_floor(row: StepRow, work: Work, ceilings: Ceilings) -> StepRow:
@@ -245,19 +193,3 @@ def with_floor(row: StepRow, work: Work, ceilings: Ceilings) -> StepRow:
         floor_ms=floor_ms,
         times_floor=row.ms.median / floor_ms,
     )
-
-
-def failed(contender: Contender, error: Exception) -> StepRow:
-    """The row of a contender that could not be measured."""
-    return StepRow(contender.name, contender.family, contender.period, failure=reason(error))
-
-
-def reason(error: Exception) -> str:
-    """One line."""
-    if isinstance(error, NotApplicableError):
-        return str(error)
-    no_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    if no_memory or "not enough memory" in str(error):
-        return OUT_OF_MEMORY
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}"[:200]

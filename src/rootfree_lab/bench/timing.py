@@ -17,7 +17,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,23 +87,15 @@ def time_steps(
     step: Callable[[], object], between: Callable[[], object], n: int, device: torch.device
 ) -> list[float]:
     """Milliseconds of each of n steps."""
-    if device.type != "cuda":
-        times = []
-        for _ in range(n):
-            between()
-            start = time.perf_counter()
-            step()
-            times.append(1e3 * (time.perf_counter() - start))
-        return times
-    torch.cuda.synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     marks = []
     for _ in range(n):
         between()
-        marks.append(_mark())
+        marks.append(mark(device))
         step()
-        marks.append(_mark())
-    torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) for a, b in zip(marks[::2], marks[1::2], strict=True)]
+        marks.append(mark(device))
+    return milliseconds(marks, device)[::2]
 
 
 def host_ahead(
@@ -125,18 +119,27 @@ def host_ahead(
         between()
         torch.cuda.synchronize(device)
         sleep(int(_CYCLES * (1.5 * host + 1e-3)))
-        first = _mark()
+        first = mark(device)
         step()
-        last = _mark()
-        torch.cuda.synchronize(device)
-        total += first.elapsed_time(last)
+        total += sum(milliseconds([first, mark(device)], device))
     return total / n
 
 
-def _mark() -> torch.cuda.Event:
+def mark(device: torch.device) -> Any:
+    """A moment: of the device's own time on a GPU, which nobody waits for."""
+    if device.type != "cuda":
+        return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def milliseconds(marks: Sequence[Any], device: torch.device) -> list[float]:
+    """What lies between each moment and the next; waits for a GPU."""
+    if device.type != "cuda":
+        return [1e3 * (b - a) for a, b in pairwise(marks)]
+    torch.cuda.synchronize(device)
+    return [a.elapsed_time(b) for a, b in pairwise(marks)]
 
 
 @dataclass

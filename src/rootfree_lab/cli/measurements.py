@@ -13,7 +13,7 @@ from rootfree_lab.cli.terminal import loading_torch
 
 
 def _claims() -> list[str]:
-    from rootfree_lab.verify.table import CLAIMS
+    from rootfree_lab.verify.report import CLAIMS
 
     return list(CLAIMS)
 

@@ -99,9 +99,7 @@ def _outcome(run: Config, record: Record) -> str:
 
 def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) -> Table:
     """Medians over the finished seeds of each entry, in the file's order or best first."""
-    rows = [_Row(label, runs, results) for label in dict.fromkeys(run.label for run in runs)]
-    if by_result:
-        rows.sort(key=lambda row: row.order)
+    rows = ranked(runs, results) if by_result else _rows(runs, results)
     first = runs[0]
     made = Table(title=f"{shown(first.data.name)}, {shown(first.model.name)}: medians")
     made.add_column("optimizer", overflow="fold")  # a label is not cut
@@ -112,19 +110,30 @@ def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) 
     return made
 
 
-class _Row:
+def ranked(runs: Sequence[Config], results: Results) -> list[Row]:
+    """The entries, best first."""
+    return sorted(_rows(runs, results), key=lambda row: row.order)
+
+
+def _rows(runs: Sequence[Config], results: Results) -> list[Row]:
+    return [Row(label, runs, results) for label in dict.fromkeys(run.label for run in runs)]
+
+
+class Row:
     """One entry of the table."""
 
     def __init__(self, label: str, runs: Sequence[Config], results: Results) -> None:
         mine = [run for run in runs if run.label == label]
         found = [results[run.identity()] for run in mine if run.identity() in results]
-        done = [record for record in found if record["completed"]]
+        self.label = label
+        self.done = done = [record for record in found if record["completed"]]
         failed = len(found) - len(done)
 
         def mid(section: str, key: str) -> float | None:
             return _median(record[section].get(key) for record in done)
 
-        error, loss = mid("final", "test_error"), mid("final", "test_loss")
+        self.error = error = mid("final", "test_error")
+        loss = mid("final", "test_loss")
         optimizer = _median(
             _quotient(record["seconds"].get("optimizer"), record["steps"]) for record in done
         )

@@ -10,15 +10,13 @@ import time
 from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from statistics import median
 
 from rich.console import Console
 
-from rootfree_lab.comparing.compare import compare, table
+from rootfree_lab.comparing.compare import Results, compare, ranked, table
 from rootfree_lab.config.files import load_comparison
 from rootfree_lab.config.needed import need
 from rootfree_lab.config.settings import Config
-from rootfree_lab.files.records import Record
 from rootfree_lab.processes.stopping import StopSignals
 from rootfree_lab.report import write_report
 from rootfree_lab.training.run import make_output_folder, records_path
@@ -38,7 +36,7 @@ def run_demo(console: Console, *, out: Path, assignments: Sequence[str] = ()) ->
             runs = _load(name, assignments)
             results = compare(runs, out=out, console=console, stop=stop)
             console.print(table(runs, results, by_result=True))
-            winners.append(_winner(list(results.values())))
+            winners.append(_winner(runs, results))
     page = write_report(out).page
     console.print("\n".join(["", "Lowest median test error", *winners]), highlight=False)
     console.print(f"{time.perf_counter() - start:.0f} seconds; report: {page}", soft_wrap=True)
@@ -49,19 +47,11 @@ def _load(name: str, assignments: Sequence[str]) -> list[Config]:
         return load_comparison(path, assignments)
 
 
-def _winner(records: Sequence[Record]) -> str:
+def _winner(runs: Sequence[Config], results: Results) -> str:
     """The optimizer with the lowest median test error, and loss where errors are equal."""
-    by_label: dict[str, list[Record]] = {}
-    for record in records:
-        if record["completed"]:
-            by_label.setdefault(record["label"], []).append(record)
-    if not by_label:
-        raise ValueError(f"no run came to its end: {records[-1]['failure']['message']}")
-
-    def medians(label: str) -> tuple[float, float]:
-        finals = [record["final"] for record in by_label[label]]
-        return median(f["test_error"] for f in finals), median(f["test_loss"] for f in finals)
-
-    best = min(by_label, key=medians)
-    model, seeds = by_label[best][0]["model"], len(by_label[best])
-    return f"{model}: {best}, {medians(best)[0]:.2%} over {seeds} seed{'s' if seeds > 1 else ''}"
+    best = ranked(runs, results)[0]
+    if not best.done:
+        last = list(results.values())[-1]
+        raise ValueError(f"no run came to its end: {last['failure']['message']}")
+    model, seeds = best.done[0]["model"], len(best.done)
+    return f"{model}: {best.label}, {best.error:.2%} over {seeds} seed{'s' if seeds > 1 else ''}"

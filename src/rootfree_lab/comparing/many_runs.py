@@ -19,7 +19,6 @@ from rootfree_lab.training.watching.measures import is_out_of_memory
 from rootfree_lab.training.watching.progress import A_MINUTE, A_MOMENT, Lines, Watcher
 
 _LOOK = 1.0  # seconds between looks at the signals
-_INTERRUPTED, _CROWDED_OUT = "interrupted", "crowded out"
 
 
 class CrowdedOut(Exception):  # noqa: N818 (an outcome)
@@ -87,11 +86,11 @@ def side_by_side(
                     yield run, _note_failure(run, out, RuntimeError(event.content))
                 elif isinstance(event.content, NotWritten):
                     raise event.content
-                elif event.content == _CROWDED_OUT:
+                elif event.content is CrowdedOut:
                     tell(run, f"{run.label} seed {run.train.seed} · no memory; again, alone, later")
                     pool.retire_idle()
                     later.append(run)
-                elif event.content != _INTERRUPTED:
+                elif event.content is not Interrupted:
                     yield run, event.content
     if asked and stop is not None and stop.received is not None:
         raise Interrupted(stop.received, None)
@@ -102,10 +101,8 @@ def _work(item: tuple[Config, Path, bool, float], channel: Channel) -> Any:
     with StopSignals() as stop:
         try:
             return carry_out(run, out, stop, Lines(channel.tell, every), crowded=crowded)
-        except Interrupted:
-            return _INTERRUPTED
-        except CrowdedOut:
-            return _CROWDED_OUT
+        except (Interrupted, CrowdedOut) as outcome:
+            return type(outcome)
         except NotWritten as error:
             return error
 

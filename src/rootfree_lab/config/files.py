@@ -78,11 +78,12 @@ def _assign(tables: Table, name: str, value: Any) -> None:
     if top != "compare":
         having = [entry for entry in entries.values() if top in entry and top != "label"]
         for table in [tables, *having] if top in tables or not having else having:
-            assign(table, name.split("."), value, name)
+            assign(table, name.split("."), value, f"--set {name}")
         return
     for label, entry in entries.items():
         if rest.startswith(f"{label}."):  # a label may have dots in it
-            assign(entry, rest.removeprefix(f"{label}.").split("."), value, name)
+            own = rest.removeprefix(f"{label}.").split(".")
+            assign(entry, own, value, f"--set {name}")
             return
     raise unknown_name(f"--set {name}: the entry", rest.split(".")[0], entries)
 

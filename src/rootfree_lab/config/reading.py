@@ -165,12 +165,12 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {key}: {error}") from error
 
 
-def assign(table: Table, path: list[str], value: Any, name: str) -> None:
+def assign(table: Table, path: list[str], value: Any, where: str) -> None:
     """Set one entry of nested tables in place, making the tables on the way."""
     for key in path[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {name}: {key!r} is not a table")
+            raise ConfigError(f"{where}: {key!r} is not a table")
     table[path[-1]] = value
 
 

@@ -19,10 +19,15 @@ from rootfree_lab.config import own_code
 from rootfree_lab.config.reading import Table, unknown_name
 
 LOSSES = ("cross_entropy", "square")
-SCHEDULES = ("constant", "cosine", "step")
+SCHEDULES = ("constant", "cosine", "linear", "step")
 AUTOCASTS = ("none", "bf16")
 PARALLELS = ("none", "ddp", "fsdp2", "hsdp")
 CROPS = ("padded", "resized")
+# Settings that came later: where they are off, a run is the one that it was without them.
+_LATER = (
+    ("train", "channels_last"), ("train", "rollback"), ("schedule", "warmup_share"),
+    ("data", "random_windows"),
+)  # fmt: skip
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...], *, own: bool = False) -> None:
@@ -54,7 +59,8 @@ class DataConfig:
     `size` is the side in pixels to which an image folder is scaled. With `augment` images are
     mirrored at random, and cut at random: out of a black margin (`crop = "padded"`), or a part of 8
     to 100 % that is scaled to the whole ("resized"); `erase` is the probability that a random box
-    of an image is filled with noise.
+    of an image is filled with noise. The windows of a text are shifted at random together, or with
+    `random_windows` each starts anywhere.
     """
 
     name: str
@@ -64,11 +70,14 @@ class DataConfig:
     augment: bool = False
     crop: str = "padded"
     erase: float = 0.0
+    random_windows: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, limit=self.limit, size=self.size)
         one_of("data.crop", self.crop, CROPS)
         in_unit_interval(erase=self.erase)
+        if self.random_windows and not self.augment:
+            raise ValueError("random_windows goes with data.augment = true, got false")
         if not self.augment and (self.crop != "padded" or self.erase):
             raise ValueError(
                 f"crop and data.erase go with data.augment = true, got {self.crop!r} and "
@@ -108,11 +117,14 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The learning rate over time; epochs may be fractions, the rate changes every step.
 
-    `factor` is what a milestone multiplies by; `final` is the cosine's last value, as a fraction.
+    `factor` is what a milestone multiplies by; `final` is the last value of the cosine or of the
+    line, as a fraction. `warmup_share` is a warm-up as a share of the run: its last step has the
+    full rate, where that of `warmup_epochs` is just below it.
     """
 
     name: str = "constant"
     warmup_epochs: float = 0.0
+    warmup_share: float = 0.0
     milestones: tuple[float, ...] = ()
     factor: float = 0.1
     final: float = 0.0
@@ -120,6 +132,12 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         one_of("schedule.name", self.name, SCHEDULES)
         at_least(0, warmup_epochs=self.warmup_epochs, factor=self.factor, final=self.final)
+        in_unit_interval(warmup_share=self.warmup_share)
+        if self.warmup_share and self.warmup_epochs:
+            raise ValueError(
+                f"warmup_share goes without schedule.warmup_epochs, got {self.warmup_share!r} and "
+                f"{self.warmup_epochs!r}"
+            )
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones must be increasing, got {list(self.milestones)}")
         if bool(self.milestones) != (self.name == "step"):
@@ -250,9 +268,9 @@ class Config:
         del table["label"], table["output"], table["train"]["parallel"]
         options = table["optimizer"].pop("options")
         table["optimizer"].update(options)
-        for later in ("channels_last", "rollback"):  # as it was before there were any
-            if not table["train"][later]:
-                del table["train"][later]
+        for section, later in _LATER:
+            if not table[section][later]:
+                del table[section][later]
         if self.model.weights is None:
             del table["model"]["weights"], table["model"]["fresh"]
         else:  # the same weights may lie elsewhere

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rootfree_lab.data.augment import normalise
+from rootfree_lab.data.augment import Draws, ImageChanges, normalise
 from rootfree_lab.data.dataset import Dataset, Split
 from rootfree_lab.data.errors import DataError
-from rootfree_lab.data.image_changes import Draws, ImageChanges
 
 
 class Batches:
@@ -31,7 +30,7 @@ class Batches:
         device: Where the batches are made.
         generator: Source of order, crops and flips.
         augment: Change images at random as `dataset.augmentation` says; let the windows of text
-            start at a random offset.
+            start at a random offset, or each anywhere.
         context: Tokens of a window, for text.
         drop_last: Leave out what does not fill a batch.
         shuffle: A new order in every epoch; without it, the order of the split.
@@ -94,10 +93,14 @@ class Batches:
             raise DataError(f"batch must be in 0 to {len(self)}, got {batch}.")
         # At once, not when the first batch is asked for.
         every = torch.arange(self._count, device=self._x.device)
+        if self._kind == "text" and self._augment and self._augmentation.anywhere:
+            count = self._batches * self._batch_size
+            starts = self._draws.integers(len(self._x) - self._context - 1, count)
+            return self._windows(starts, batch)
         order = self._draws.order(self._count) if self._shuffle else every
         if self._kind == "text":
             offset = self._draws.integers(self._context if self._augment else 1, 1)
-            return self._windows(order, offset, batch)
+            return self._windows(order * self._context + offset, batch)
         if self._kind == "images":
             drawn = self._augmentation, self._x.shape, self._draws
             return self._images(order, ImageChanges(*drawn) if self._augment else None, batch)
@@ -125,10 +128,8 @@ class Batches:
             else:
                 yield normalise(x, self._mean, self._std), self._y[index]
 
-    def _windows(
-        self, order: Tensor, offset: Tensor, batch: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        within = offset + torch.arange(self._context, device=self._x.device)
-        for index in self._indices(order, batch):
-            places = index[:, None] * self._context + within
+    def _windows(self, starts: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        within = torch.arange(self._context, device=self._x.device)
+        for some in self._indices(starts, batch):
+            places = some[:, None] + within
             yield self._x[places], self._x[places + 1]

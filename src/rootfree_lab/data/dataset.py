@@ -50,12 +50,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images may be changed without changing their label."""
+    """How training images may be changed without changing their label; and windows of text."""
 
     padding: int = 4  # black pixels around the image, of which a random crop is taken
     flip: bool = True  # left-right
     resized: bool = False  # instead of the padding: a random part, scaled to the whole image
     erase: float = 0.0  # probability that a random box is filled with noise
+    anywhere: bool = False  # windows of a text start anywhere, not at multiples of their length
 
 
 @dataclass(frozen=True)

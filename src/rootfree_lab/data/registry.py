@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
+from rootfree_lab.config.reading import unknown_name
 from rootfree_lab.data import (
     cifar,
     fashion_mnist,
@@ -165,6 +165,4 @@ def source(name: str) -> Source:
     """The entry of a name, or an error with the nearest one."""
     if name in SOURCES:
         return SOURCES[name]
-    near = get_close_matches(name, SOURCES, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise DataError(f"data set must be one of {', '.join(SOURCES)}; got {name!r}{hint}.")
+    raise DataError(f"{unknown_name('the data set', name, SOURCES)}.")

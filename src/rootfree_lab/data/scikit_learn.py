@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import numpy as np
 
 from rootfree_lab.data.dataset import Augmentation, Dataset, fixed_permutation, images, tabular
-from rootfree_lab.data.errors import DataError
 
 
 def digits() -> Dataset:
     """1,797 handwritten digits of 8 x 8 pixels, one fifth held out."""
-    found = _loaders().load_digits()
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
     order = fixed_permutation(len(found.target))
     # Stored as 0 to 16; times 15 is exact and nearly the range of a byte.
     x = (15 * found.images).astype(np.uint8)[order, :, :, None]
@@ -31,18 +29,15 @@ def digits() -> Dataset:
 
 def breast_cancer() -> Dataset:
     """569 tumours with 30 features, malignant or benign."""
-    found = _loaders().load_breast_cancer()
+    from sklearn.datasets import load_breast_cancer
+
+    found = load_breast_cancer()
     return tabular("breast_cancer", found.data, found.target.astype(np.int64), classes=2)
 
 
 def diabetes() -> Dataset:
     """442 patients with 10 features; the target is the disease's progression, a number."""
-    found = _loaders().load_diabetes()
+    from sklearn.datasets import load_diabetes
+
+    found = load_diabetes()
     return tabular("diabetes", found.data, found.target.astype(np.float64), classes=0)
-
-
-def _loaders() -> Any:
-    try:
-        return importlib.import_module("sklearn.datasets")
-    except ImportError as error:
-        raise DataError("scikit-learn is not installed: pip install 'rootfree[lab]'") from error

@@ -1,11 +1,11 @@
-"""Append to a file of JSON lines: whole or not at all, whoever else is writing or was killed."""
+"""Files of JSON lines: appended to whole or not at all, whoever else is writing or was killed."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,27 @@ def append_lines(path: Path, lines: Callable[[], bytes], *, lock: str, timeout: 
         if text := lines():
             with in_words(path):
                 _append(path, text)
+
+
+TORN = "cut off in the middle"
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """The numbers of the lines that are not empty, each with its table, or with what it is instead.
+
+    A writer that was killed leaves a last line without its end, which is `TORN`.
+    """
+    # Bytes that are not UTF-8 spoil their own line, not the file.
+    lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):  # the latter: nested too deeply
+            yield number, TORN if number == len(lines) else "not JSON"
+            continue
+        yield number, content if isinstance(content, dict) else "not a record (a JSON object)"
 
 
 def finite(value: Any) -> Any:

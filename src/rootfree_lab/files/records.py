@@ -13,7 +13,7 @@ import torch
 import rootfree
 from rootfree_lab.config import own_code
 from rootfree_lab.config.settings import Config
-from rootfree_lab.files.appending import append_lines, finite
+from rootfree_lab.files.appending import TORN, append_lines, finite, read_lines
 
 Record = dict[str, Any]
 
@@ -42,20 +42,12 @@ def read_records(path: Path) -> list[Record]:
     """All records of a file; none if it is not there. An unfinished last line is left out."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
     records: list[Record] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("not a table")
-        except (ValueError, RecursionError) as error:  # the latter: nested too deeply
-            if number == len(lines):  # being written, or cut off by a kill
-                continue
-            raise ValueError(f"{path}, line {number}: not a JSON record: {error}") from error
-        records.append(record)
+    for number, content in read_lines(path):
+        if not isinstance(content, str):
+            records.append(content)
+        elif content != TORN:  # being written, or cut off by a kill
+            raise ValueError(f"{path}, line {number}: not a JSON record: {content}")
     return records
 
 

@@ -11,17 +11,17 @@ from torch import nn
 from rootfree_lab.config import own_code
 from rootfree_lab.config.needed import need
 from rootfree_lab.config.reading import ConfigError, unknown_name
-from rootfree_lab.models import graphs, language, linear, small_images, timm_images, vmamba
-from rootfree_lab.models.dataset_info import DatasetInfo
+from rootfree_lab.data import Dataset
+from rootfree_lab.models import graphs, language, small, timm_images, vmamba
 
-__all__ = ["DatasetInfo", "build", "check", "names"]
+__all__ = ["build", "check", "names"]
 
 
 Builder = Callable[..., nn.Module]
 
 _IMAGES: tuple[Builder, ...] = (
-    small_images.small_cnn,
-    small_images.small_vit,
+    small.small_cnn,
+    small.small_vit,
     timm_images.resnet18,
     timm_images.resnet34,
     timm_images.resnet50,
@@ -40,7 +40,7 @@ _IMAGES: tuple[Builder, ...] = (
     timm_images.gcvit_micro,
     timm_images.focalnet_micro,
 )
-_FEATURES: tuple[Builder, ...] = (linear.linear, linear.logistic, linear.mlp)
+_FEATURES: tuple[Builder, ...] = (small.linear, small.logistic, small.mlp)
 _TEXT: dict[str, Builder] = {
     "lstm": language.LSTMLanguageModel,
     "lstm_micro": language.lstm_micro,
@@ -65,7 +65,7 @@ def names() -> list[str]:
     return list(_MODELS)
 
 
-def check(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> None:
+def check(name: str, dataset: Dataset, options: Mapping[str, Any]) -> None:
     """Raise what `build` would for a wrong name, kind of data or option, or a missing package."""
     if own_code.is_own(name):
         own_code.check_arguments(
@@ -93,11 +93,11 @@ def _package(builder: Builder) -> str | None:
     """The package that a builder imports."""
     if builder in _GRAPHS.values():
         return "torch_geometric"
-    of_timm = builder is small_images.small_vit or builder.__module__ == timm_images.__name__
+    of_timm = builder is small.small_vit or builder.__module__ == timm_images.__name__
     return "timm" if of_timm else None
 
 
-def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
+def build(name: str, dataset: Dataset, **options: Any) -> nn.Module:
     """The model of this name for the data, freshly initialised from torch's global generator."""
     check(name, dataset, options)
     if own_code.is_own(name):
@@ -109,7 +109,7 @@ def build(name: str, dataset: DatasetInfo, **options: Any) -> nn.Module:
         raise ConfigError(f"the model {name!r} cannot be built with {options}: {error}") from error
 
 
-def _build_own(name: str, dataset: DatasetInfo, options: Mapping[str, Any]) -> nn.Module:
+def _build_own(name: str, dataset: Dataset, options: Mapping[str, Any]) -> nn.Module:
     """A user's model; it gets the data set where it has an argument of that name."""
     what, builder = f"the model {own_code.shown(name)}", own_code.load("model.name", name)
     taken = own_code.check_arguments(what, builder, options, ["dataset"])

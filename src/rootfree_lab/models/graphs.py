@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rootfree_lab.config.reading import unknown_name
-from rootfree_lab.models.dataset_info import DatasetInfo
+from rootfree_lab.data import Dataset
 
 # Edges that are summed over at a time: bounds the memory of the features at their ends.
 _EDGES_AT_ONCE = 1 << 22
@@ -21,7 +21,7 @@ class GraphAttention(nn.Module):
     """Two graph attention layers of PyTorch Geometric, with the sizes of Veličković et al. 2018."""
 
     def __init__(
-        self, data: DatasetInfo, *, hidden: int = 8, heads: int = 8, dropout: float = 0.6
+        self, data: Dataset, *, hidden: int = 8, heads: int = 8, dropout: float = 0.6
     ) -> None:
         super().__init__()
         from torch_geometric.nn import GATConv  # type: ignore[import-untyped]
@@ -77,7 +77,7 @@ class GraphMLP(nn.Module):
     takes_nodes = True  # what a node needs of the others is in its hops
 
     def __init__(
-        self, data: DatasetInfo, *, hidden: int = 512, hops: int = 5, dropout: float = 0.5,
+        self, data: Dataset, *, hidden: int = 512, hops: int = 5, dropout: float = 0.5,
         attention: str = "jk",
     ) -> None:  # fmt: skip
         if attention not in ("jk", "recursive"):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rootfree_lab.config.reading import ConfigError
-from rootfree_lab.models.dataset_info import DatasetInfo
+from rootfree_lab.data import Dataset
 
 
 class LSTMLanguageModel(nn.Module):
@@ -21,7 +21,7 @@ class LSTMLanguageModel(nn.Module):
 
     def __init__(
         self,
-        data: DatasetInfo,
+        data: Dataset,
         *,
         embedding: int = 400,
         hidden: int = 1150,
@@ -91,7 +91,7 @@ class GPT(nn.Module):
     """A small GPT with rotary positions: any context length, 10.8 million parameters on bytes."""
 
     def __init__(
-        self, data: DatasetInfo, *, width: int = 384, depth: int = 6, heads: int = 6,
+        self, data: Dataset, *, width: int = 384, depth: int = 6, heads: int = 6,
         dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -117,11 +117,11 @@ class GPT(nn.Module):
         return scores
 
 
-def lstm_micro(data: DatasetInfo, *, hidden: int = 32, dropout: float = 0.0) -> nn.Module:
+def lstm_micro(data: Dataset, *, hidden: int = 32, dropout: float = 0.0) -> nn.Module:
     """Three layers of 32 units."""
     return LSTMLanguageModel(data, embedding=16, hidden=hidden, dropout=dropout, tied=False)
 
 
-def gpt_micro(data: DatasetInfo, *, width: int = 32, depth: int = 2, heads: int = 2) -> nn.Module:
+def gpt_micro(data: Dataset, *, width: int = 32, depth: int = 2, heads: int = 2) -> nn.Module:
     """Two blocks of width 32."""
     return GPT(data, width=width, depth=depth, heads=heads)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
-from rootfree_lab.models.dataset_info import DatasetInfo
+from rootfree_lab.data import Dataset
 from rootfree_lab.models.selective_scan import selective_scan
 
 _DIRECTIONS = 4
@@ -122,7 +122,7 @@ class VMamba(nn.Module):
     """
 
     def __init__(
-        self, data: DatasetInfo, *, channels: int = 96, depths: tuple[int, ...] = (2, 2, 9, 2),
+        self, data: Dataset, *, channels: int = 96, depths: tuple[int, ...] = (2, 2, 9, 2),
         states: int = 16, expand: int = 2, patch: int | None = None, drop_path: float = 0.1,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -157,6 +157,6 @@ class VMamba(nn.Module):
         return scores
 
 
-def vmamba_micro(data: DatasetInfo, *, channels: int = 16, states: int = 4) -> nn.Module:
+def vmamba_micro(data: Dataset, *, channels: int = 16, states: int = 4) -> nn.Module:
     """Two stages of one block."""
     return VMamba(data, channels=channels, depths=(1, 1), states=states, drop_path=0.0)

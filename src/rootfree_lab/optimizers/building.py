@@ -7,7 +7,8 @@ are lr, precond_lr, momentum, riemannian_momentum, damping, weight_decay, update
 A matrix method can leave the parameters that are not hidden matrices to a companion: `companion` is
 the companion's name or "none", `companion_options` are its own options (its step size too). AdamW
 beside a matrix method of this library is a group of the same optimizer; any other companion is an
-optimizer of its own.
+optimizer of its own. The companion "parameter_groups" takes what `rootfree.parameter_groups(model)`
+leaves to AdamW, as a user of the library begins; of its options there is `lr`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+import rootfree
 from rootfree_lab.config.reading import ConfigError, unknown_name
 from rootfree_lab.optimizers.methods import METHODS, Method
 from rootfree_lab.optimizers.roles import (
@@ -31,10 +33,11 @@ from rootfree_lab.optimizers.roles import (
 )
 from rootfree_lab.optimizers.words import translated
 
-__all__ = ["available", "build", "check", "names"]
+__all__ = ["available", "build", "check", "construct", "names"]
 
 # The options of AdamW that a group has; with others (amsgrad, say) it is an optimizer of its own.
 _OF_GROUPS = ("lr", "betas", "eps", "weight_decay")
+_GROUPS = "parameter_groups"
 
 
 def names() -> list[str]:
@@ -59,8 +62,12 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
     options, companion, companion_options = _apart(name, options)
     rest: NamedParameters = []
     inside = _inside(method, companion, companion_options)
-    if inside is not None:
-        parameters: Any = groups_with_companion(model, **inside)
+    if inside is not None or companion == _GROUPS:
+        parameters: Any = (
+            rootfree.parameter_groups(model, companion_lr=companion_options.get("lr"))
+            if inside is None
+            else groups_with_companion(model, **inside)
+        )
         if all("companion" in group for group in parameters):
             raise _no_matrices(name, companion)
     elif companion == "none":
@@ -74,9 +81,9 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
         parameters, rest = split_parameters(model, two_axes=method.two_axes)
         if not parameters:
             raise _no_matrices(name, companion)
-    optimizers = [_construct(name, parameters, batch_size, options)]
+    optimizers = [construct(name, parameters, batch_size=batch_size, **options)]
     if rest:
-        optimizers.append(_construct(companion, rest, batch_size, companion_options))
+        optimizers.append(construct(companion, rest, batch_size=batch_size, **companion_options))
     return optimizers
 
 
@@ -90,7 +97,7 @@ def check(name: str, options: Mapping[str, Any]) -> None:
         )
     options, companion, companion_options = _apart(name, options)
     for each, given in ((name, options), (companion, companion_options)):
-        if each != "none":
+        if each not in ("none", _GROUPS):
             _need(each)
             translated(each, inspect.signature(_method(each).load()).parameters, given)
 
@@ -109,7 +116,7 @@ def _need(name: str) -> None:
 
 def _apart(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """The method's own options, the companion's name, and its options."""
-    own = {key: value for key, value in options.items() if not key.startswith("companion")}
+    own = {k: v for k, v in options.items() if k not in ("companion", "companion_options")}
     return own, *_companion(name, options)
 
 
@@ -119,6 +126,7 @@ def _companion(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, An
     companion = options.get("companion", method.companion)
     own = options.get("companion_options", {})
     allowed = ["none", *(other for other, each in METHODS.items() if not each.is_matrix)]
+    allowed += [_GROUPS] if method.is_ours and method.is_matrix else []
     if companion not in allowed:
         raise unknown_name("the companion", str(companion), allowed)
     if companion != "none" and not method.is_matrix:
@@ -129,6 +137,8 @@ def _companion(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, An
         raise ConfigError(f"companion_options must be a table, got {own!r}")
     if own and companion == "none":
         raise ConfigError("companion_options are given, but companion is 'none'")
+    if companion == _GROUPS and (unknown := [key for key in own if key != "lr"]):
+        raise unknown_name(f"the option of the companion {_GROUPS},", unknown[0], ["lr"])
     return companion, dict(own)
 
 
@@ -146,10 +156,8 @@ def _no_matrices(name: str, companion: str) -> ConfigError:
     return ConfigError(f"the model has no hidden matrices for {name}: all are left to {companion}")
 
 
-def _construct(
-    name: str, parameters: Any, batch_size: int, options: Mapping[str, Any]
-) -> Optimizer:
-    """`parameters`: named ones, or groups of them."""
+def construct(name: str, parameters: Any, *, batch_size: int, **options: Any) -> Optimizer:
+    """One optimizer of all these parameters: named ones, or groups of them."""
     method = _method(name)
     _need(name)
     constructor = method.load()

@@ -16,16 +16,23 @@ _NOT_RESUMABLE = ("sirfshampoo",)
 
 
 def sirfshampoo() -> Any:
-    """The published inverse-free Shampoo, behind a constructor that takes parameters alone."""
+    """The published inverse-free Shampoo, behind a constructor that takes parameters alone.
+
+    The package registers dense factors alone. Diagonal ones of `singd`, which it needs, fit too.
+    """
     published = importlib.import_module("sirfshampoo").SIRFShampoo
+    diagonal = importlib.import_module("singd.structures.diagonal").DiagonalMatrix
+    known = {**published.SUPPORTED_STRUCTURES, "diagonal": diagonal}
+    own = {"SUPPORTED_STRUCTURES": known, "__module__": published.__module__}
+    published = type("SIRFShampoo", (published,), own)
     signature = inspect.signature(published)
 
     def build(params: Iterable[nn.Parameter], **options: Any) -> Any:
         parameters = list(params)
         return published(nn.ParameterList(parameters), params=parameters, **options)
 
-    own = [p for name, p in signature.parameters.items() if name not in ("model", "verbose_init")]
-    vars(build)["__signature__"] = signature.replace(parameters=own)
+    taken = [p for name, p in signature.parameters.items() if name not in ("model", "verbose_init")]
+    vars(build)["__signature__"] = signature.replace(parameters=taken)
     return build
 
 

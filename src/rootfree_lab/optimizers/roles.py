@@ -36,10 +36,12 @@ def split_parameters(
     """(hidden matrices, the rest), as `rootfree.parameter_groups` tells them apart.
 
     With `two_axes` only parameters that are stored with exactly two axes count as matrices, so no
-    convolutions.
+    convolutions. Where none is hidden, as in a network of convolutions, the head counts too.
     """
     groups = groups_with_companion(model)
     hidden = {p for group in groups if "companion" not in group for _, p in group["params"]}
     taken = {p for p in hidden if p.dim() == 2 or not two_axes}
+    if two_axes and not taken:
+        taken = {p for _, p in trainable(model) if p.dim() == 2}
     matrices = [(name, p) for name, p in trainable(model) if p in taken]
     return matrices, [(name, p) for name, p in trainable(model) if p not in taken]

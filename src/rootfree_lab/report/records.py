@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rootfree_lab.files.appending import read_lines
 
 Array = NDArray[np.float64]
 
@@ -70,31 +71,16 @@ def read(source: Path) -> tuple[list[Run], list[str]]:
     problems: list[str] = []
     for file in files:
         name = str(file.relative_to(source)) if source.is_dir() else file.name
-        _read_file(file, name, runs, problems)
+        for number, content in read_lines(file):
+            place = f"{name}, line {number}"
+            if isinstance(content, str):
+                problems.append(f"{place}: {content}")
+            else:
+                runs.append(_run(content, place))
     if not runs:
         reason = f": {problems[0]}" if problems else ""
         raise ReportError(f"there are no records in {str(source)!r}{reason}")
     return runs, problems
-
-
-def _read_file(file: Path, name: str, runs: list[Run], problems: list[str]) -> None:
-    # Bytes that are not UTF-8 spoil their own line, not the file.
-    lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        place = f"{name}, line {number}"
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            # A run that was killed while it wrote leaves a last line without its end.
-            torn = number == len(lines)
-            problems.append(f"{place}: {'cut off in the middle' if torn else 'not JSON'}")
-            continue
-        if not isinstance(content, dict):
-            problems.append(f"{place}: not a record (a JSON object)")
-            continue
-        runs.append(_run(content, place))
 
 
 def _run(content: dict[str, Any], source: str) -> Run:

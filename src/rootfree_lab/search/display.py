@@ -14,7 +14,7 @@ from rich.text import Text
 from rootfree_lab.search.attempts import Status, best
 from rootfree_lab.search.ledger import Claim, Ledger
 from rootfree_lab.search.outcomes import DIVERGED, PRUNED
-from rootfree_lab.search.ranges import Plain
+from rootfree_lab.search.spaces import Plain
 from rootfree_lab.search.trials import Told
 from rootfree_lab.training.watching.progress import describe_point, plain_lines
 

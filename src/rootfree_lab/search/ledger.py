@@ -29,9 +29,8 @@ from rootfree_lab.files.checkpoints import differences
 from rootfree_lab.files.records import Record
 from rootfree_lab.search import liveness, outcomes
 from rootfree_lab.search.attempts import STATES, Attempt, Status, attempts, best
-from rootfree_lab.search.ranges import Choice, Range
 from rootfree_lab.search.settings import Entry, Slot
-from rootfree_lab.search.spaces import Space, as_table, narrowed, space_of
+from rootfree_lab.search.spaces import Choice, Range, Space, as_table, narrowed, space_of
 from rootfree_lab.search.storage import StorageError
 
 # Seconds without a sign of life after which a process counts as dead, wherever it is.

@@ -20,8 +20,10 @@ def dataset_of(config: DataConfig) -> Any:
     """The data of a run, with its augmentation."""
     folder = None if config.folder is None else Path(config.folder)
     loaded = data.load(config.name, folder=folder, limit=config.limit, size=config.size)
-    resized = config.crop == "resized"
-    augmentation = replace(loaded.augmentation, resized=resized, erase=config.erase)
+    augmentation = replace(
+        loaded.augmentation, resized=config.crop == "resized", erase=config.erase,
+        anywhere=config.random_windows,
+    )  # fmt: skip
     return replace(loaded, augmentation=augmentation)
 
 

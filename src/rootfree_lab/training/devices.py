@@ -7,20 +7,20 @@ import torch
 from rootfree_lab.config.reading import ConfigError
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one."""
+def choose_device(name: str, setting: str = "train.device") -> torch.device:
+    """`auto` is a GPU where there is one; `setting` is where it was given, for messages."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"train.device is {name!r}, but there is no CUDA device here")
+        raise ConfigError(f"{setting} is {name!r}, but there is no CUDA device here")
     try:
         device = torch.device(name)
         torch.zeros((), device=device)
     except (RuntimeError, ImportError) as error:  # unknown, or not in this build of torch
         reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"train.device must be auto, cpu or cuda, got {name!r} ({reason})"
+            f"{setting} must be auto, cpu or cuda, got {name!r} ({reason})"
         ) from error
     if device.type == "meta":
-        raise ConfigError("train.device must be auto, cpu or cuda, got 'meta': it has no numbers")
+        raise ConfigError(f"{setting} must be auto, cpu or cuda, got 'meta': it has no numbers")
     return device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,15 @@ class Batch:
     inputs: tuple[Tensor, ...]
     target: Tensor
     select: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What makes the batches of an epoch: how many, of how many loss terms, from any one on."""
+
+    count: int
+    terms: int
+    starting_at: Callable[[int], Iterator[Batch]]
 
 
 class Feed:
@@ -55,7 +64,7 @@ class Feed:
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        return len(self._source)
+        return self._source.count
 
     def _begin_epoch(self, taken: int = 0) -> None:
         self._start = self._generator.get_state()
@@ -85,16 +94,20 @@ class Feed:
 
 
 class TestFeed:
-    """The test set, the same batches each time: larger ones, since nothing is kept of them."""
+    """The test set, the same batches each time: larger ones, since nothing is kept of them.
+
+    With `part` "train" all of the training data, in its order and unchanged.
+    """
 
     __test__ = False  # not a test case
 
     def __init__(
-        self, dataset: Any, config: TrainConfig, device: torch.device, *, by_nodes: bool = False
-    ) -> None:
+        self, dataset: Any, config: TrainConfig, device: torch.device, *,
+        by_nodes: bool = False, part: str = "test",
+    ) -> None:  # fmt: skip
         config = replace(config, batch_size=_TEST_BATCHES * config.batch_size)
         self._source = _source(
-            dataset, "test", config, device, by_nodes=by_nodes,
+            dataset, part, config, device, by_nodes=by_nodes,
             generator=torch.Generator(), augment=False, drop_last=False, shuffle=False,
         )  # fmt: skip
 
@@ -110,16 +123,18 @@ def _source(
     *,
     by_nodes: bool,
     **options: Any,
-) -> _Examples | _WholeGraph:
+) -> _Source:
     """What makes the batches of a part of the data, "train" or "test"; a graph is on the device."""
-    always: tuple[Tensor, ...] = ()
+    always: tuple[Tensor, ...] = ()  # arguments of the model that all batches share
     split, size = getattr(dataset, part), config.batch_size
     if dataset.kind == "graph":
         graph = dataset.graph
         nodes = getattr(graph, part)
         nodes = nodes[graph.labels[nodes] >= 0]  # Citeseer has nodes without a label
         if not by_nodes:
-            return _WholeGraph(graph, nodes)
+            # One batch: all nodes go through the model, the chosen ones have targets.
+            whole = Batch((graph.features, graph.edges), graph.labels[nodes], nodes)
+            return _Source(1, len(nodes), lambda first: iter([whole][first:]))
         split = data.Split(nodes, graph.labels[nodes])
         always = (graph.features, graph.edges)
         # Numbers of nodes are examples as rows of a table are.
@@ -129,33 +144,10 @@ def _source(
     batches = data.Batches(
         split, dataset, batch_size=size, device=device, context=config.context, **options
     )
-    return _Examples(batches, always, terms=size * max(config.context, 1))
 
-
-class _Examples:
-    """Batches of examples; `always` are arguments of the model that all batches share."""
-
-    def __init__(self, batches: data.Batches, always: tuple[Tensor, ...], *, terms: int) -> None:
-        self._batches, self._always, self.terms = batches, always, terms
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def starting_at(self, batch: int) -> Iterator[Batch]:
+    def starting_at(first: int) -> Iterator[Batch]:
         # Not a generator function: what is random is drawn at once.
-        batches = self._batches.starting_at(batch)
-        return (Batch((*self._always, x), y) for x, y in batches)
+        rest = batches.starting_at(first)
+        return (Batch((*always, x), y) for x, y in rest)
 
-
-class _WholeGraph:
-    """A graph as one batch: all nodes go through the model, the chosen ones have targets."""
-
-    def __init__(self, graph: Any, nodes: Tensor) -> None:
-        self._batch = Batch((graph.features, graph.edges), graph.labels[nodes], nodes)
-        self.terms = len(nodes)
-
-    def __len__(self) -> int:
-        return 1
-
-    def starting_at(self, batch: int) -> Iterator[Batch]:
-        return iter([self._batch][batch:])
+    return _Source(len(batches), size * max(config.context, 1), starting_at)

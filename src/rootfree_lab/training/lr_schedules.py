@@ -22,6 +22,7 @@ class Schedule:
 
     name: str
     warmup: int  # steps
+    ramp: int  # steps from nothing to the full rate
     milestones: tuple[int, ...]  # steps
     factor: float
     final: float
@@ -36,20 +37,24 @@ class Schedule:
                 f"schedule.warmup_epochs must be shorter than the run of "
                 f"{total / steps_per_epoch:g} epochs, got {config.warmup_epochs!r}"
             )
+        # The first step is not lost on a rate of zero, and the last one is just below full.
+        ramp = warmup + 1
+        if config.warmup_share:
+            warmup = ramp = max(1, round(config.warmup_share * total))
         milestones = tuple(round(m * steps_per_epoch) for m in config.milestones)
-        return cls(config.name, warmup, milestones, config.factor, config.final, total)
+        return cls(config.name, warmup, ramp, milestones, config.factor, config.final, total)
 
     def __call__(self, step: int) -> float:
         """The factor at a step, counted from 0."""
         if step < self.warmup:
-            # The first step is not lost on a rate of zero, and the last one is just below full.
-            return (step + 1) / (self.warmup + 1)
+            return (step + 1) / self.ramp
         if self.name == "step":
             return float(self.factor ** bisect_right(self.milestones, step))
-        if self.name == "cosine":
-            done = (step - self.warmup) / (self.total - self.warmup)
-            return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2
-        return 1.0
+        if self.name == "constant":
+            return 1.0
+        done = (step - self.warmup) / (self.total - self.warmup)
+        left = 1 - done if self.name == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.final + (1 - self.final) * left
 
 
 def base_rates(optimizers: list[Optimizer]) -> list[list[Any]]:

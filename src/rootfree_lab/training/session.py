@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,7 @@ class Session:
         )
         self.watch = Stopwatch(device, parts=config.output.timing)
         self.running = Running.zero(device)
+        self.loss: Tensor  # of the last step; the next one may write over it
         self.curve: list[Point] = []
         self.done = 0
         self.losses = Losses()
@@ -115,12 +117,12 @@ class Session:
         with watch.part("data"):
             batch = self.ranks.part(self.feed.take())
         with watch.part("forward"):
-            outputs, loss = self._passes.forward(batch)
+            outputs, self.loss = self._passes.forward(batch)
         with watch.part("backward"):
             self._passes.backward()
             if self.config.train.clip_norm is not None:
                 clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
-        self._count(outputs, loss, batch)
+        self._count(outputs, self.loss, batch)
         with watch.part("optimizer"):
             self._update()
         self.done += 1
@@ -202,13 +204,13 @@ class Session:
         return point
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[float, float | None]:
-        """Loss and error on the test set: means over its examples (tokens of text)."""
+    def evaluate(self, batches: Iterable[Batch] | None = None) -> tuple[float, float | None]:
+        """Loss and error on the test set, or on these: means over examples (tokens of text)."""
         self.model.eval()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         count = 0
-        for batch in self.test:
+        for batch in self.test if batches is None else batches:
             outputs = self._forward(batch, self.model)
             loss += self._test_loss(outputs, batch.target) * terms(batch.target)
             count += terms(batch.target)

@@ -34,8 +34,8 @@ class Method:
     short: str  # in the names of claims
     build: Callable[..., torch.optim.Optimizer]
     shapes: tuple[Shape, ...]
-    start: Callable[[Sequence[Tensor]], State]
     kronecker: bool = False
+    keeps_factors: bool = False  # Kₙ, not Sₙ
 
     def axes(self, shape: Shape) -> Shape:
         """The sizes of the matrices Aₙ."""
@@ -44,10 +44,22 @@ class Method:
     def make(self, p: nn.Parameter, As: Sequence[Tensor], **options: Any) -> torch.optim.Optimizer:
         """The optimizer of one parameter, started at S₀ = ⊗ AₙᵀAₙ; without As as it is."""
         optimizer = self.build([p], **options)
-        state, start = optimizer.state[p], self.start(As) if As else {}
+        state, start = optimizer.state[p], self._start(As)
         for key in state.keys() & start.keys():
             state[key].copy_(start[key])
         return optimizer
+
+    def _start(self, As: Sequence[Tensor]) -> State:
+        """S₀ under all names that one of the methods keeps it by."""
+        state: State = {}
+        for n, A in enumerate(As):
+            S = A.mT @ A
+            state[f"block0.factor{n}"] = torch.linalg.inv(A) if self.keeps_factors else S
+            state[f"block0.inverse{n}"] = torch.linalg.inv(S)
+            if not self.kronecker:
+                state |= {"preconditioner": S.diagonal(), "block0.factor": S}
+                state["block0.inverse"] = state["block0.inverse0"]
+        return state
 
 
 class Constant:
@@ -99,74 +111,36 @@ def multiply_axes(As: Sequence[Tensor], q: Tensor) -> Tensor:
     return q
 
 
-def _diagonal_start(As: Sequence[Tensor]) -> State:
-    return {"preconditioner": (As[0].mT @ As[0]).diagonal()}
-
-
-def _matrix_start(As: Sequence[Tensor]) -> State:
-    S = As[0].mT @ As[0]
-    return {"block0.factor": S, "block0.inverse": torch.linalg.inv(S)}
-
-
-def _matrices_start(As: Sequence[Tensor]) -> State:
-    state = {}
-    for n, A in enumerate(As):
-        state[f"block0.factor{n}"] = S = A.mT @ A
-        state[f"block0.inverse{n}"] = torch.linalg.inv(S)
-    return state
-
-
-def _factors_start(As: Sequence[Tensor]) -> State:
-    return {f"block0.factor{n}": torch.linalg.inv(A) for n, A in enumerate(As)}
-
-
 _plain: dict[str, Any] = {"nesterov": False, "decoupled_weight_decay": False, "max_update": None}
 _whole = {"block_size": None, "update_every": 1, "max_update_rms": None, **_plain}
 _bare: dict[str, Any] = {"safeguard": False, "momentum": 0.0, "precond_lr": 0.1}
 _paper: dict[str, Any] = {**_whole, "factor_norm": "frobenius", "init_scale": 1.0}
 
-RF_RMSPROP = Method(
-    "RF-RMSProp", "rf-rmsprop", partial(rootfree.RFRMSprop, **_plain), (VECTOR,), _diagonal_start
-)
-RF_ADAGRAD = Method(
-    "RF-AdaGrad", "rf-adagrad", partial(rootfree.RFAdagrad, **_plain), (VECTOR,), _diagonal_start
-)
+
+RF_RMSPROP = Method("RF-RMSProp", "rf-rmsprop", partial(rootfree.RFRMSprop, **_plain), (VECTOR,))
+RF_ADAGRAD = Method("RF-AdaGrad", "rf-adagrad", partial(rootfree.RFAdagrad, **_plain), (VECTOR,))
 RF_FULL = Method(
-    "RF full matrix",
-    "rf-full",
-    partial(rootfree.RFFullAdagrad, **_whole, **_bare),
+    "RF full matrix", "rf-full", partial(rootfree.RFFullAdagrad, **_whole, **_bare),
     (VECTOR, MATRIX),
-    _matrix_start,
-)
+)  # fmt: skip
 IF_COVARIANCE = Method(
-    "IF full matrix, covariance form",
-    "if-covariance",
-    partial(rootfree.IFFullAdagrad, form="covariance", **_paper, **_bare),
-    (VECTOR, MATRIX),
-    _matrix_start,
-)
+    "IF full matrix, covariance form", "if-covariance",
+    partial(rootfree.IFFullAdagrad, form="covariance", **_paper, **_bare), (VECTOR, MATRIX),
+)  # fmt: skip
 IF_FACTOR = Method(
-    "IF full matrix, factor form",
-    "if-factor",
-    partial(rootfree.IFFullAdagrad, form="factor", **_paper, **_bare),
-    (VECTOR, MATRIX),
-    _factors_start,
-)
+    "IF full matrix, factor form", "if-factor",
+    partial(rootfree.IFFullAdagrad, form="factor", **_paper, **_bare), (VECTOR, MATRIX),
+    keeps_factors=True,
+)  # fmt: skip
 RF_SHAMPOO = Method(
-    "RF-Shampoo",
-    "rf-shampoo",
+    "RF-Shampoo", "rf-shampoo",
     partial(rootfree.RFShampoo, rate_by_rank=False, factor_norm=None, init_scale=1.0, **_whole),
-    (VECTOR, MATRIX, TENSOR),
-    _matrices_start,
-    kronecker=True,
-)
+    (VECTOR, MATRIX, TENSOR), kronecker=True,
+)  # fmt: skip
 IF_SHAMPOO = Method(
-    "IF-Shampoo",
-    "if-shampoo",
+    "IF-Shampoo", "if-shampoo",
     partial(rootfree.IFShampoo, structure="dense", rate_by_rank=False, **_paper),
-    (VECTOR, MATRIX, TENSOR),
-    _factors_start,
-    kronecker=True,
-)
+    (VECTOR, MATRIX, TENSOR), kronecker=True, keeps_factors=True,
+)  # fmt: skip
 DIAGONAL = (RF_RMSPROP, RF_ADAGRAD)
 MATRIX_METHODS = (RF_FULL, IF_COVARIANCE, IF_FACTOR, RF_SHAMPOO, IF_SHAMPOO)

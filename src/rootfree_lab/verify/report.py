@@ -7,15 +7,25 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from difflib import get_close_matches
+from importlib import import_module
 
 import torch
 from rich.table import Table
 
 import rootfree
-from rootfree_lab.verify.claim import Claim, Measured
-from rootfree_lab.verify.table import CLAIMS
+from rootfree_lab.config.reading import unknown_name
+from rootfree_lab.verify.claim import REGISTERED, Claim, Measured
 
+_FAMILIES = (
+    "fisher", "gaussian", "invariances", "directions", "covariance", "first_order", "equalities",
+    "precision", "states", "whitening",
+)  # fmt: skip
+#: All claims, by name, in the order in which they are told.
+CLAIMS = {
+    claim.name: claim
+    for family in _FAMILIES
+    for claim in REGISTERED[import_module(f"rootfree_lab.verify.{family}").__name__]
+}
 Result = tuple[Claim, Measured]
 
 
@@ -27,8 +37,7 @@ def chosen(names: Sequence[str]) -> list[Claim]:
     """
     for name in names:
         if name not in CLAIMS:
-            (nearest,) = get_close_matches(name, CLAIMS, n=1, cutoff=0.0)
-            raise ValueError(f"there is no claim {name!r}; the nearest is {nearest!r}")
+            raise unknown_name("the claim", name, CLAIMS)
     return [claim for claim in CLAIMS.values() if not names or claim.name in names]
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lab.bench.records import iteration_record, step_record
-from rootfree_lab.bench.lineup import DEFAULT_ON_CPU, contenders
+from rootfree_lab.bench.contenders import DEFAULT_ON_CPU, contenders
 from rootfree_lab.bench.markdown import BEGIN, END
 from rootfree_lab.bench.record import read, write
 from rootfree_lab.bench.shapes import SHAPE_SETS
@@ -139,7 +139,7 @@ def test_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = run("bench", "--device", "cuda")
     assert result.exit_code == 2
-    assert "--device cuda: torch sees no GPU" in result.output
+    assert "--device is 'cuda', but there is no CUDA device here" in result.output
 
 
 def test_tables_of_files(tmp_path):

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rootfree_lab.bench import distributed_command
-from rootfree_lab.bench.distributed_command import MARKS, cells, lines
+from rootfree_lab.bench import distributed_model
 from rootfree_lab.bench.distributed_model import (
+    MARKS,
     MODELS,
     Cost,
     Speeds,
     adamw,
+    cells,
     distributed_shampoo,
     if_shampoo,
+    lines,
     muon,
 )
 from rootfree_lab.cli.app import app
@@ -64,7 +66,7 @@ def test_the_table_of_the_page():
 
 
 def test_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed_command, "lines", lambda: lines(["1.1B"], [8]))
+    monkeypatch.setattr(distributed_model, "lines", lambda: lines(["1.1B"], [8]))
     page, found = tmp_path / "page.md", tmp_path / "found.json"
     page.write_text(f"{MARKS.begin}\n{MARKS.end}\n")
     files = ["--page", str(page), "--json", str(found)]

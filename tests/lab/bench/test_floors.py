@@ -9,8 +9,7 @@ from torch import nn
 import rootfree
 from kernels.devices import DEVICE
 from rootfree_lab.bench import floors
-from rootfree_lab.bench.contenders import Built
-from rootfree_lab.bench.lineup import contenders
+from rootfree_lab.bench.contenders import Built, contenders
 from rootfree_lab.bench.shapes import gpt1b, resnet34, vit_b
 
 TABLE = contenders()

@@ -47,7 +47,7 @@ class Pretending(StandInPool):
 
     def ask_to_stop(self):
         for item in self.items:
-            self.script[item[0].label] = [("done", "interrupted")]
+            self.script[item[0].label] = [("done", Interrupted)]
 
     def events(self, seconds):
         item = self.items.pop(0)
@@ -74,7 +74,10 @@ def pretend(monkeypatch, tmp_path, config_file):
 
 def test_a_run_without_memory_waits_until_it_is_alone(pretend):
     records, said = pretend(
-        {"SGD": [("done", "crowded out"), ("done", {"a": 1})], "AdamW v1.5": [("done", {"b": 2})]}
+        {
+            "SGD": [("done", many_runs.CrowdedOut), ("done", {"a": 1})],
+            "AdamW v1.5": [("done", {"b": 2})],
+        }
     )
     assert records == {"SGD": {"a": 1}, "AdamW v1.5": {"b": 2}}
     # (label, beside others, how many at the time)

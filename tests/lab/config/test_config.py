@@ -65,6 +65,8 @@ def test_every_kind_of_field_can_be_set(config_file, assignment, read, value):
         ("data={name='digits', augment=true, crop='resised'}", ["data.crop", "'resized'"]),
         ("data={name='digits', augment=true, erase=-0.1}", ["data.erase", "[0, 1]", "-0.1"]),
         ("data.erase=0.5", ["data.erase", "data.augment = true", "0.5"]),
+        ("data.random_windows=true", ["data.random_windows", "data.augment = true", "false"]),
+        ("schedule.warmup_share=1.5", ["schedule.warmup_share", "[0, 1]", "1.5"]),
         ("schedule.name=cosin", ["schedule.name", "did you mean 'cosine'"]),
         ("schedule.milestones=[1]", ["milestones", "'step'"]),
         ("schedule={name='step', milestones=[2, 1]}", ["schedule.milestones", "increasing"]),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rootfree_lab import data, models, optimizers
-from rootfree_lab.bench.lineup import contenders
+from rootfree_lab.bench.contenders import contenders
 from rootfree_lab.config import own_code
 from rootfree_lab.config.files import load_comparison, load_config
 from rootfree_lab.config.own_code import shown

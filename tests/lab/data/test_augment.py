@@ -9,8 +9,7 @@ import torch
 
 from lab.data.made_images import image_set
 from rootfree_lab.data import Augmentation, Batches
-from rootfree_lab.data.augment import boxes_of, erase, normalise, resized_crop
-from rootfree_lab.data.image_changes import Draws, ImageChanges
+from rootfree_lab.data.augment import Draws, ImageChanges, boxes_of, erase, normalise, resized_crop
 
 
 def bilinear(image: np.ndarray, y: float, z: float) -> np.ndarray:

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from lab.data.made_images import image_set
-from rootfree_lab.data import Batches, DataError, Dataset, Split, load
-from rootfree_lab.data.augment import crop_and_flip, normalise
-from rootfree_lab.data.image_changes import Draws, ImageChanges
+from rootfree_lab.data import Augmentation, Batches, DataError, Dataset, Split, load
+from rootfree_lab.data.augment import Draws, ImageChanges, crop_and_flip, normalise
 
 
 def text_set(count: int) -> Dataset:
@@ -161,6 +160,18 @@ def test_windows_of_text():
         assert sorted(x.flatten().tolist()) == list(range(int(x.min()), int(x.min()) + 35))
         starts.add(int(x.min()))
     assert starts == {0, 1, 2, 3, 4}
+
+
+def test_windows_that_start_anywhere():
+    """Epoch after epoch the starts are one stream of draws, and a window ends inside the text."""
+    dataset = replace(text_set(42), augmentation=Augmentation(anywhere=True))
+    anywhere = batches(dataset, context=5, batch_size=3, augment=True)
+    found = torch.cat([x for _ in range(100) for x, _ in anywhere])
+    drawn = torch.randint(36, (len(found),), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found[:, 0], drawn)
+    assert torch.equal(found, found[:, :1] + torch.arange(5))
+    assert set(found[:, 0].tolist()) == set(range(36))
+    assert all(torch.equal(y, x + 1) for x, y in anywhere)
 
 
 def test_tables():

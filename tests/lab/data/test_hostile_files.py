@@ -17,8 +17,7 @@ from lab.data import written
 from rootfree_lab.data.cifar import read_cifar10
 from rootfree_lab.data.errors import DataError, reading
 from rootfree_lab.data.plain_pickle import Made, PickleError, array_of, read_plain
-from rootfree_lab.data.planetoid import read_planetoid
-from rootfree_lab.data.planetoid_files import read_published
+from rootfree_lab.data.planetoid import read_planetoid, read_published
 from rootfree_lab.data.unpacking import check_zip, gunzip, unpack_tar, unpack_zip
 
 PROTOCOLS = range(5)

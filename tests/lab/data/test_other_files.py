@@ -250,7 +250,7 @@ def test_limit_and_names(tmp_path):
     assert (few.mean, few.std) == (whole.mean, whole.std)
     with pytest.raises(DataError, match="limit must be at least 1, got 0"):
         load("digits", limit=0)
-    with pytest.raises(DataError, match=r"got 'cifar' .did you mean 'cifar10'"):
+    with pytest.raises(DataError, match="'cifar' is unknown; did you mean 'cifar10'"):
         load("cifar")
     with pytest.raises(DataError, match="'digits' is read from no folder"):
         load("digits", folder=tmp_path)

@@ -155,10 +155,13 @@ def test_values_of_toml_files():
         ("IFShampoo", {"dampin": 0.1}, "did you mean 'damping'"),
         ("SGD", {"momentun": 0.1}, "did you mean 'momentum'"),
         ("IFShampoo", {"batchsize": 3}, "'batchsize' is unknown"),
+        ("IFShampoo", {"companion_lr": 3}, "'companion_lr' is unknown"),
         ("IFShampoo", {"companion": "AdamQ"}, "did you mean 'AdamW'"),
         ("IFShampoo", {"companion": "Muon"}, "the companion 'Muon' is unknown"),
         ("IFShampoo", {"companion": "AdamW", "companion_options": {"bets": 1}}, "'betas'"),
         ("IFShampoo", {"companion_options": {"lr": 1.0}}, "but companion is 'none'"),
+        ("IFShampoo", {"companion": "parameter_groups", "companion_options": {"eps": 1}}, "'eps'"),
+        ("Shampoo", {"companion": "parameter_groups"}, "'parameter_groups' is unknown"),
         ("IFShampoo", {"companion": "AdamW", "companion_options": 3}, "must be a table"),
         ("AdamW", {"companion": "RFRMSprop"}, "companion must be 'none'"),
         ("AdamW", {"momentum": 0.5, "betas": (0.9, 0.9)}, "give one of them"),
@@ -185,10 +188,24 @@ def test_adamw_beside_our_methods_is_a_group_with_the_values_of_torchs():
             assert group[name] == torchs.defaults[name]
 
 
+def test_the_groups_of_the_library_are_those_of_its_users():
+    options = {"companion": "parameter_groups", "companion_options": {"lr": 0.5}}
+    (built,) = optimizers.build("IFWhitening", gpt(), batch_size=8, lr=0.25, **options)
+    expected = rootfree.IFWhitening(rootfree.parameter_groups(gpt(), companion_lr=0.5), lr=0.25)
+    for mine, theirs in zip(built.param_groups, expected.param_groups, strict=True):
+        assert {k: v for k, v in mine.items() if k != "params"} == {
+            k: v for k, v in theirs.items() if k != "params"
+        }
+    assert {g["weight_decay"] for g in built.param_groups if g["lr"] == 0.5} == {0.0, 0.01}
+
+
 def test_a_model_without_matrices_has_nothing_for_a_matrix_method():
     convolution, head = torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(4, 2)
+    muon, adamw = optimizers.build("Muon", torch.nn.Sequential(convolution, head), batch_size=8)
+    assert muon.param_groups[0]["params"] == [head.weight]  # the only one with two axes
+    assert len(adamw.param_groups[0]["params"]) == 3
     with pytest.raises(ValueError, match="no hidden matrices for Muon"):
-        optimizers.build("Muon", torch.nn.Sequential(convolution, head), batch_size=8)
+        optimizers.build("Muon", convolution, batch_size=8)
     with pytest.raises(ValueError, match="no hidden matrices for RFShampoo"):
         optimizers.build("RFShampoo", torch.nn.Embedding(4, 3), batch_size=8, companion="AdamW")
 

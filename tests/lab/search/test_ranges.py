@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootfree_lab.config.reading import ConfigError
-from rootfree_lab.search.ranges import Choice, Range, parse
+from rootfree_lab.search.spaces import Choice, Range, parse
 
 
 def _range(scale: str, ends: tuple[float, float]) -> Range:

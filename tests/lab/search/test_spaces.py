@@ -10,8 +10,8 @@ from torch import nn
 from rootfree_lab import optimizers
 from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.search import spaces
-from rootfree_lab.search.ranges import Choice, Range
 from rootfree_lab.search.settings import check, load_entries
+from rootfree_lab.search.spaces import Choice, Range
 
 
 @pytest.mark.parametrize("name", optimizers.names())

@@ -11,7 +11,7 @@ from torch import nn
 import rootfree
 from rootfree_lab.config.files import load_config
 from rootfree_lab.training.run import train
-from rootfree_lab.training.watching.diagnosis import Diagnosis
+from rootfree_lab.training.watching.loggers import Diagnosis
 
 
 def test_tensorboard_has_the_numbers_of_every_parameter(tmp_path, config_file):

@@ -19,11 +19,11 @@ def make(**settings):
     return Schedule.make(ScheduleConfig(**settings), total=TOTAL, steps_per_epoch=EPOCH)
 
 
-def slow(step, name, warmup_epochs=0.0, milestones=(), factor=0.1, final=0.0):
+def slow(step, name, warmup_epochs=0.0, warmup_share=0.0, milestones=(), factor=0.1, final=0.0):
     """Step by step from the definition, in epochs."""
-    warm = round(warmup_epochs * EPOCH)
+    warm = round(warmup_epochs * EPOCH) or round(warmup_share * TOTAL)
     if step < warm:
-        return (step + 1) / (warm + 1)
+        return (step + 1) / (warm if warmup_share else warm + 1)
     if name == "constant":
         return 1.0
     if name == "step":
@@ -32,6 +32,8 @@ def slow(step, name, warmup_epochs=0.0, milestones=(), factor=0.1, final=0.0):
             if step >= round(milestone * EPOCH):
                 rate *= factor
         return rate
+    if name == "linear":
+        return (TOTAL - step) / (TOTAL - warm) * (1 - final) + final
     # cos² of the half angle: the half-cosine written in another way
     angle = math.pi * (step - warm) / (TOTAL - warm) / 2
     return final + (1 - final) * math.cos(angle) ** 2
@@ -44,6 +46,9 @@ def slow(step, name, warmup_epochs=0.0, milestones=(), factor=0.1, final=0.0):
         {"name": "constant", "warmup_epochs": 1.5},
         {"name": "cosine"},
         {"name": "cosine", "warmup_epochs": 2.0, "final": 0.05},
+        {"name": "cosine", "warmup_share": 0.1},
+        {"name": "linear"},
+        {"name": "linear", "warmup_share": 0.25, "final": 0.05},
         {"name": "step", "milestones": (2.0, 3.5)},
         {"name": "step", "milestones": (1.0, 2.0, 5.9), "factor": 0.5, "warmup_epochs": 0.5},
     ],
@@ -57,6 +62,8 @@ def test_schedules(settings):
 def test_warm_up_as_long_as_the_run_is_refused():
     with pytest.raises(ValueError, match=r"warmup_epochs.*6 epochs, got 6"):
         make(name="cosine", warmup_epochs=6.0)
+    with pytest.raises(ValueError, match=r"warmup_share goes without schedule\.warmup_epochs"):
+        make(name="cosine", warmup_epochs=1.0, warmup_share=0.1)
 
 
 def test_rates_of_all_groups_scale_and_tensors_stay():

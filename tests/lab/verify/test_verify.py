@@ -23,7 +23,7 @@ from rootfree_lab.cli import terminal
 from rootfree_lab.cli.app import app
 from rootfree_lab.verify import fisher, gaussian, report
 from rootfree_lab.verify.claim import Claim, Measured
-from rootfree_lab.verify.table import CLAIMS
+from rootfree_lab.verify.report import CLAIMS
 
 Patch = pytest.MonkeyPatch
 Perturbation = Callable[[Patch], None]
@@ -399,8 +399,8 @@ def test_an_unknown_name_is_refused_with_the_nearest():
     result = run(*only("woodbery"))
     assert result.exit_code == 2
     said = " ".join(result.output.replace("│", " ").split())
-    assert "there is no claim 'woodbery'; the nearest is 'woodbury'" in said
-    with pytest.raises(ValueError, match="the nearest is"):
+    assert "the claim 'woodbery' is unknown; did you mean 'woodbury'?" in said
+    with pytest.raises(ValueError, match="allowed: fisher-joint"):
         report.chosen(["%"])  # like nothing there is
 
 

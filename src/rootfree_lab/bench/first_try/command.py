@@ -11,7 +11,7 @@ from rich.console import Console
 from rootfree_lab.bench.first_try import data, entrants, records, runs, suite, table, verdict
 from rootfree_lab.bench.first_try import tuned as tuning
 from rootfree_lab.bench.first_try.records import Record
-from rootfree_lab.bench.first_try.training import Run
+from rootfree_lab.bench.first_try.suite import Run
 from rootfree_lab.bench.markdown import Marks, fill, filled
 from rootfree_lab.bench.options import FirstTry
 from rootfree_lab.config.reading import ConfigError, unknown_name
@@ -57,25 +57,35 @@ def _listed(names: str) -> list[str]:
 
 def _runs(given: FirstTry, tasks: Sequence[str], field: Sequence[entrants.Entrant]) -> list[Run]:
     """Seeds outermost: a file that is cut short has something of everything."""
-    device = str(choose_device(given.device or "auto"))
+    device = str(choose_device(given.device or "auto", "--device"))
     return [
         Run(
-            task, entrant, seed, given.scale,
-            suite.steps_of(task, given.scale, constant=given.constant, steps=given.steps),
-            given.constant, device, given.data,
+            Record(
+                task=task,
+                optimizer=entrant.name,
+                label=entrant.label,
+                options=entrant.effective(),
+                seed=seed,
+                scale=given.scale,
+                steps=suite.steps_of(task, given.scale, constant=given.constant, steps=given.steps),
+                constant=given.constant,
+                device=device,
+            ),
+            entrant,
+            given.data,
         )
         for seed in range(given.seeds)
         for task in tasks
         for entrant in field
-        if suite.TASKS[task].convex or not entrant.convex_only
-    ]  # fmt: skip
+        if suite.is_convex(task) or not entrant.convex_only
+    ]
 
 
 def _with_data(tasks: Sequence[str], folder: Path | None) -> list[str]:
     """The tasks whose data is there; a line for each of the others."""
     found = []
     for task in tasks:
-        name = suite.TASKS[task].data
+        name = suite.data_of(task)
         try:
             if name is not None:
                 data.dataset(name, folder)

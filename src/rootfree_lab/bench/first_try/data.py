@@ -10,6 +10,7 @@ A compact folder has up to three files:
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,23 +21,37 @@ from rootfree_lab.data.dataset import images
 from rootfree_lab.data.errors import existing_folder, reading
 from rootfree_lab.data.text import read_text_file
 
-CIFAR10, SOTU, CORA = "cifar10.npz", "sotu.txt", "cora.npz"
-FILES = {"cifar10": CIFAR10, "sotu": SOTU, "cora": CORA}
-_IMAGES = {"train": 10_000, "test": 2_000}
+FILES = {"cifar10": "cifar10.npz", "sotu": "sotu.txt", "cora": "cora.npz"}
+_PARTS = {"train": 10_000, "test": 2_000}  # images
+
+
+def cifar10(folder: Path | None = None, limit: int | None = None) -> Dataset:
+    """A part of CIFAR-10, or the first so many of its training images."""
+    found = dataset("cifar10", folder)
+    return replace(found, train=found.train.first(limit or len(found.train)))
+
+
+def sotu(folder: Path | None = None, limit: int | None = None) -> Dataset:
+    """The speeches, tested with all or with the first so many tokens of what is held out."""
+    found = dataset("sotu", folder)
+    return replace(found, test=found.test.first(limit or len(found.test)))
+
+
+def cora(folder: Path | None = None) -> Dataset:
+    """The citation graph."""
+    return dataset("cora", folder)
 
 
 @lru_cache(maxsize=4)
 def dataset(name: str, folder: Path | None) -> Dataset:
-    """A data set by its name in the laboratory; a `DataError` says how to get one that is missing.
+    """One of `FILES`, whole; a `DataError` says how to get one that is missing.
 
     The folder's compact file comes first, then what `rootfree data fetch` put into the cache.
     """
-    if name not in FILES:
-        return load(name)
     file = None if folder is None else existing_folder(folder) / FILES[name]
     try:
-        if file is not None and file.is_file():
-            return _compact(name, file)
+        if file is not None and file.is_file() and name != "cora":
+            return read_text_file(file) if name == "sotu" else _images(file)
         found = load(name, folder=folder if name == "cora" else None)
     except DataError as error:
         raise DataError(f"{error} Or give --data FOLDER with {FILES[name]}.") from error
@@ -57,38 +72,27 @@ def pack(folder: Path, source: Path | None = None) -> list[str]:
     return lines
 
 
-def _compact(name: str, file: Path) -> Dataset:
-    if name == "sotu":
-        return read_text_file(file)
-    if name == "cora":
-        return load("cora", folder=file.parent)
+def _images(file: Path) -> Dataset:
     # Without pickle, so that a file cannot run code.
     with reading(file), np.load(file, allow_pickle=False) as stored:
-        parts = {key: stored[key] for key in ("train_x", "train_y", "test_x", "test_y")}
-    return images(
-        "cifar10",
-        (parts["train_x"], parts["train_y"].astype(np.int64)),
-        (parts["test_x"], parts["test_y"].astype(np.int64)),
-        classes=10,
-    )
+        train, test = (
+            (stored[f"{part}_x"], stored[f"{part}_y"].astype(np.int64)) for part in _PARTS
+        )
+    return images("cifar10", train, test, classes=10)
 
 
 def _subset(found: Dataset) -> Dataset:
     """The images of the compact file, with their own statistics: the same from either source."""
-    splits = (found.train.first(_IMAGES["train"]), found.test.first(_IMAGES["test"]))
+    splits = (getattr(found, part).first(count) for part, count in _PARTS.items())
     train, test = ((split.x.numpy(), split.y.numpy()) for split in splits)
     return images("cifar10", train, test, classes=10)
 
 
 def _write(found: Dataset, file: Path, source: Path | None) -> None:
     if found.name == "cifar10":
-        np.savez_compressed(
-            file,
-            train_x=found.train.x.numpy(),
-            train_y=found.train.y.numpy().astype(np.uint8),
-            test_x=found.test.x.numpy(),
-            test_y=found.test.y.numpy().astype(np.uint8),
-        )
+        arrays = {f"{part}_x": getattr(found, part).x.numpy() for part in _PARTS}
+        labels = {f"{part}_y": getattr(found, part).y.numpy().astype(np.uint8) for part in _PARTS}
+        np.savez_compressed(file, **arrays, **labels)
     elif found.graph is not None:
         original = (source or Path()) / file.name
         if source is None or not original.is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 import json
@@ -10,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-import rootfree
+from rootfree_lab import optimizers
 from rootfree_lab.config.reading import ConfigError, parse_assignment, plain_options, unknown_name
-from rootfree_lab.optimizers.roles import NamedParameters, split_parameters, trainable
+from rootfree_lab.config.settings import OptimizerConfig
+from rootfree_lab.optimizers.methods import METHODS
+from rootfree_lab.optimizers.words import translated
 
 COMPANION_LR = 1e-3
 REFERENCES: dict[str, dict[str, Any]] = {
@@ -31,6 +31,9 @@ FULL_MATRIX = ("RFFullAdagrad", "IFFullAdagrad")  # on convex tasks alone
 PEERS: dict[str, dict[str, Any]] = {"SOAP": {"lr": 3e-3, "precondition_frequency": 10}}
 NAMES = (*REFERENCES, *DIAGONAL, *MATRIX, *FULL_MATRIX, *PEERS)
 _GIVEN = {**REFERENCES, **PEERS}
+_REGISTERED = {"SOAP": "pytorch_optimizer.SOAP"}
+#: AdamW takes what is no hidden matrix, with a step size of its own.
+_COMPANIONS = {"Muon": "AdamW", "SOAP": "AdamW", **dict.fromkeys(MATRIX, "parameter_groups")}
 #: Options beside the defaults that are tried unless `--set` gives others.
 _VARIANTS: dict[str, list[dict[str, Any]]] = {name: [{}, {"gamma": 1.0}] for name in FULL_MATRIX}
 
@@ -51,22 +54,35 @@ class Entrant:
     def convex_only(self) -> bool:
         return self.name in FULL_MATRIX
 
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """As the laboratory builds it."""
+        options = {**_GIVEN.get(self.name, {}), **self.given}
+        if self.name in _COMPANIONS:
+            options["companion"] = _COMPANIONS[self.name]
+            options["companion_options"] = {"lr": options.pop("companion_lr", COMPANION_LR)}
+        return OptimizerConfig(_REGISTERED.get(self.name, self.name), options)
+
     def effective(self) -> dict[str, Any]:
         """All options as JSON has them, defaults included: a changed default is another run."""
+        registered, options = self.optimizer.name, dict(self.optimizer.options)
+        signature: Mapping[str, inspect.Parameter]
+        signature = inspect.signature(METHODS[registered].load()).parameters
         defaults = {
             key: parameter.default
-            for key, parameter in _signature(self.name).items()
+            for key, parameter in signature.items()
             if key not in ("params", "batch_size")
         }
-        companion = {"companion_lr": COMPANION_LR} if _has_companion(self.name) else {}
-        values = {**defaults, **companion, **_GIVEN.get(self.name, {}), **self.given}
-        options: dict[str, Any] = json.loads(json.dumps(values, default=str))
-        return options
+        options.pop("companion", None)
+        companion = {f"companion_{k}": v for k, v in options.pop("companion_options", {}).items()}
+        values = {**defaults, **companion, **translated(registered, signature, options)}
+        found: dict[str, Any] = json.loads(json.dumps(values, default=str))
+        return found
 
 
 def available(name: str) -> bool:
-    """Whether the installed torch and library have it."""
-    return hasattr(_home(name), name)
+    """Whether the installed torch or package has it."""
+    return optimizers.available(_REGISTERED.get(name, name))
 
 
 def line_up(names: Sequence[str], assignments: Sequence[str]) -> list[Entrant]:
@@ -89,55 +105,10 @@ def line_up(names: Sequence[str], assignments: Sequence[str]) -> list[Entrant]:
 
 
 def build(entrant: Entrant, model: nn.Module, *, batch_size: int) -> list[Optimizer]:
-    """The optimizers that train the model: one, or two where a companion is one of its own.
-
-    A matrix method takes the hidden matrices and AdamW the rest. The head counts as hidden where it
-    is all that there is, as in a linear model.
-    """
-    options = {**_GIVEN.get(entrant.name, {}), **entrant.given}
-    companion_lr = options.pop("companion_lr", COMPANION_LR)
-    if "batch_size" in _signature(entrant.name):
-        options["batch_size"] = batch_size
-    kind = getattr(_home(entrant.name), entrant.name)
-    try:
-        if not _has_companion(entrant.name):
-            return [kind(trainable(model), **options)]
-        if entrant.name in MATRIX:
-            groups = rootfree.parameter_groups(model, companion="adamw", companion_lr=companion_lr)
-            return [kind(groups, **options)]
-        matrices, rest = _split(model, two_axes=entrant.name == "Muon")
-        optimizers = [kind(matrices, **options)] if matrices else []
-        if rest:
-            optimizers.append(torch.optim.AdamW(rest, lr=companion_lr))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{entrant.label}: {error}") from error
-    return optimizers
-
-
-def _split(model: nn.Module, *, two_axes: bool) -> tuple[NamedParameters, NamedParameters]:
-    """What the method takes, and what its companion."""
-    matrices, rest = split_parameters(model, two_axes=two_axes)
-    if not matrices:
-        matrices = [(key, p) for key, p in rest if p.dim() == 2]
-        rest = [(key, p) for key, p in rest if p.dim() != 2]
-    return matrices, rest
-
-
-def _home(name: str) -> Any:
-    if name in PEERS:
-        try:
-            return importlib.import_module("pytorch_optimizer")
-        except ImportError:
-            return None
-    return torch.optim if name in REFERENCES else rootfree
-
-
-def _signature(name: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(getattr(_home(name), name)).parameters
-
-
-def _has_companion(name: str) -> bool:
-    return name in ("Muon", *PEERS, *MATRIX)
+    """The optimizers that train the model: one, or two where a companion is one of its own."""
+    made = entrant.optimizer
+    optimizers.check(made.name, made.options)
+    return optimizers.build(made.name, model, batch_size=batch_size, **made.options)
 
 
 def _assigned(assignments: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
@@ -148,10 +119,11 @@ def _assigned(assignments: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         name, dot, option = target.strip().partition(".")
         if not (dot and option and given.strip()):
             raise ConfigError(f"--set takes OPTIMIZER.OPTION=VALUE, got {text!r}")
-        _check(name, option)
+        if name not in NAMES:
+            raise unknown_name("--set: the optimizer", name, NAMES)
         several = [given] if given.lstrip()[:1] in "[{\"'" else given.split(",")
         parsed = [plain_options(dict([parse_assignment(f"{option}={v}")])) for v in several]
-        values.setdefault(name, {})[option] = [_value(option, p[option]) for p in parsed]
+        values.setdefault(name, {})[option] = [each[option] for each in parsed]
     found = {
         name: [dict(zip(each, row, strict=True)) for row in itertools.product(*each.values())]
         for name, each in values.items()
@@ -162,25 +134,5 @@ def _assigned(assignments: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _check(name: str, option: str) -> None:
-    if name not in NAMES:
-        raise unknown_name("--set: the optimizer", name, NAMES)
-    if not available(name):
-        raise ConfigError(f"--set: {name} is not installed")
-    allowed = [key for key in _signature(name) if key not in ("params", "batch_size")]
-    allowed += ["companion_lr"] if _has_companion(name) else []
-    if option not in allowed:
-        raise unknown_name(f"--set: the option of {name},", option, allowed)
-
-
-def _value(option: str, value: Any) -> Any:
-    if not option.endswith("dtype") or value is None:
-        return value
-    dtype = getattr(torch, str(value), None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"--set: {option} must be the name of a torch dtype, got {value!r}")
-    return dtype
-
-
 def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).removeprefix("torch.")
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from rootfree_lab import models
-from rootfree_lab.bench.first_try.data import dataset
-from rootfree_lab.bench.first_try.task import Measured, Setting, Task, batch_indices, classified
-from rootfree_lab.data import Split
-from rootfree_lab.data.augment import normalise
+from rootfree_lab.data import Batches, Dataset, Split, load
 
 _RANK = 4
 _BATCH = 64
@@ -39,52 +38,44 @@ class LoRALinear(nn.Module):
         return y
 
 
-def with_lora(model: nn.Sequential, rank: int) -> nn.Sequential:
-    """The model with an update beside each linear layer; its own parameters are frozen."""
-    layers = [LoRALinear(m, rank) if isinstance(m, nn.Linear) else m for m in model]
+def new_digits() -> Dataset:
+    """The digits 5 to 9."""
+    return _digits(new=True)
+
+
+def pretrained_with_lora(*, width: int) -> nn.Module:
+    """A perceptron that knows the digits 0 to 4, frozen, with an update beside each layer."""
+    pretrained = copy.deepcopy(_pretrained(width))
+    layers = [LoRALinear(m, _RANK) if isinstance(m, nn.Linear) else m for m in pretrained]
     return nn.Sequential(*layers)
 
 
-def lora_digits(setting: Setting) -> Task:
-    """Rank 4 beside every layer of a perceptron pretrained on the digits 0 to 4, for 5 to 9."""
-    device = setting.device
-    state = torch.random.get_rng_state()
-    pretrained = copy.deepcopy(_pretrained(setting.full))
-    torch.random.set_rng_state(state)  # the pretraining has a seed of its own
-    model = with_lora(pretrained, _RANK).to(device)
-    data = dataset("digits", None)
-    x, y = (part.to(device) for part in _digits(data.train, new=True))
-    test_x, test_y = (part.to(device) for part in _digits(data.test, new=True))
-    indices = batch_indices(setting, len(y), _BATCH)
-
-    def loss(step: int) -> Tensor:
-        return cross_entropy(model(x[indices[step]]), y[indices[step]])
-
-    def evaluate() -> Measured:
-        return classified(model(test_x), test_y)
-
-    return Task(model, loss, _BATCH, evaluate)
-
-
 @lru_cache(maxsize=2)
-def _pretrained(full: bool) -> nn.Sequential:
+def _pretrained(width: int) -> nn.Sequential:
     """The same perceptron for every seed and device: trained on the CPU, from a fixed seed."""
-    data = dataset("digits", None)
-    setting = Setting("full", 0, _PRETRAINING_STEPS, torch.device("cpu"), None)
-    torch.manual_seed(0)
-    model = models.build("mlp", data, width=256 if full else 64, depth=2)
+    known = _digits(new=False)
+    batches = Batches(
+        known.train, known, batch_size=_BATCH, device="cpu", augment=False,
+        generator=torch.Generator().manual_seed(1000),
+    )  # fmt: skip
+    epochs = -(-_PRETRAINING_STEPS // len(batches))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = models.build("mlp", known, width=width, depth=2)
     assert isinstance(model, nn.Sequential)
-    x, y = _digits(data.train, new=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for index in batch_indices(setting, len(y), _BATCH):
+    for x, y in islice((pair for _ in range(epochs) for pair in batches), _PRETRAINING_STEPS):
         optimizer.zero_grad()
-        cross_entropy(model(x[index]), y[index]).backward()
+        cross_entropy(model(x), y).backward()
         optimizer.step()
     return model
 
 
-def _digits(split: Split, *, new: bool) -> tuple[Tensor, Tensor]:
-    data = dataset("digits", None)
-    chosen = (split.y >= _HALF) == new
-    mean, std = torch.tensor(data.mean), torch.tensor(data.std)
-    return normalise(split.x[chosen], mean, std), split.y[chosen]
+def _digits(*, new: bool) -> Dataset:
+    digits = load("digits")
+
+    def half(split: Split) -> Split:
+        chosen = (split.y >= _HALF) == new
+        return Split(split.x[chosen], split.y[chosen])
+
+    return replace(digits, train=half(digits.train), test=half(digits.test))

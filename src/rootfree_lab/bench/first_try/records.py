@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rootfree_lab.bench.record import RecordError
-from rootfree_lab.files.appending import append_lines
+from rootfree_lab.files.appending import TORN, read_lines
+from rootfree_lab.files.records import append_record
 
 FORMAT = "rootfree first try 1"
 
@@ -48,25 +49,20 @@ class Record:
 
 def append(file: Path, record: Record) -> None:
     """Add a line, whole or not at all, whoever else is writing."""
-    line = json.dumps({"format": FORMAT, **asdict(record)}, allow_nan=False) + "\n"
-    append_lines(file, line.encode, lock=f"{file}.lock")
+    append_record(file, {"format": FORMAT, **asdict(record)})
 
 
 def read(file: Path) -> list[Record]:
     """The records of a file, in its order; a line that was cut short is left out."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{file} cannot be read: {error}") from error
     names = {each.name for each in fields(Record)}
     records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        kind = content.pop("format", None) if isinstance(content, dict) else None
-        if kind != FORMAT or set(content) != names:
+    try:
+        lines = [line for line in read_lines(file) if line[1] != TORN]
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error}") from error
+    for number, content in lines:
+        kind = content if isinstance(content, str) else content.pop("format", None)
+        if isinstance(content, str) or kind != FORMAT or set(content) != names:
             raise RecordError(
                 f"{file}, line {number} is no record of bench --first-try: its format is {kind!r}"
             )

@@ -1,16 +1,108 @@
-"""Many runs: those that the file has not got yet, one after the other or side by side."""
+"""Runs on the laboratory's engine: one with its record, or many, one by one or side by side."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from rootfree_lab.bench.first_try import records
 from rootfree_lab.bench.first_try.records import Record
-from rootfree_lab.bench.first_try.training import Run, train
+from rootfree_lab.bench.first_try.suite import Run, is_convex
+from rootfree_lab.files.appending import finite
 from rootfree_lab.processes.side_by_side import Event, each
+from rootfree_lab.training import run as engine
+from rootfree_lab.training.checking import dataset_of
+from rootfree_lab.training.feeding import TestFeed
+from rootfree_lab.training.session import Point, Session
+from rootfree_lab.training.watching.progress import Watcher
 
 Say = Callable[[str], None]
+
+WINDOW = 50  # steps that a mean loss is of
+_POINTS = 20  # of a curve
+# A run that ends above its first loss by this factor has diverged, even where it has no NaN.
+_WORSE = 1.1
+# The seeds of the batches begin here: the same ones on every device and for every optimizer.
+_ORDER = 1000
+
+
+class _Losses(Watcher):
+    """The loss of every step; with `whole` also that of all training data at the end."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self.steps: list[Tensor] = []
+        self.full: float | None = None
+        self.terms = 0
+
+    def begin(self, session: Session) -> None:
+        self.terms = session.terms
+        session.feed.shuffle(_ORDER + session.config.train.seed)
+
+    def stepped(self, session: Session) -> None:
+        self.steps.append(session.loss)  # not read here: the host does not wait for the device
+
+    def point(self, session: Session, point: Point) -> None:
+        if self._whole:
+            config = session.config
+            data = dataset_of(config.data)
+            feed = TestFeed(data, config.train, session.device, part="train")
+            self.full, _ = session.evaluate(feed)
+
+
+def train(run: Run) -> Record:
+    """Train, measure, and return the record."""
+    config, losses = run.config, _Losses(whole=is_convex(run.record.task))
+    with TemporaryDirectory() as folder:
+        try:
+            found = engine.train(
+                config, out=Path(folder), watchers=[losses], keep=lambda record: None
+            )
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            found = engine.failed_record(config, error)
+    record = replace(
+        run.record,
+        batch_size=losses.terms,
+        test_loss=found["final"]["test_loss"],
+        test_error=found["final"]["test_error"],
+        seconds=round(found["seconds"]["total"] or 0.0, 2),
+        failure=found.get("failure", {}).get("message"),
+        torch=torch.__version__,
+    )
+    known = losses.steps or [torch.tensor(math.nan)]  # none: the first step has failed
+    return with_losses(record, torch.stack(known).cpu(), full=losses.full)
+
+
+def with_losses(record: Record, losses: Tensor, *, full: float | None) -> Record:
+    """The record with what the losses of its steps say, NaN where it has not come to a step.
+
+    `full` replaces the mean of the last.
+    """
+    losses = pad(losses.double(), (0, record.steps - len(losses)), value=math.nan)
+    means = losses.unfold(0, min(WINDOW, len(losses)), 1).mean(1)
+    last, first = float(means[-1]), float(losses[0])
+    known = means[means.isfinite()]
+    best = float(known.min()) if len(known) else math.nan
+    final = last if full is None else full
+    ends = torch.linspace(0, len(losses), _POINTS + 1).round().long().tolist()
+    parts = [(a, b) for a, b in pairwise(ends) if b > a]
+    return replace(
+        record,
+        curve=[(b, finite(float(losses[a:b].mean()))) for a, b in parts],
+        first_loss=finite(first),
+        final_loss=finite(final),
+        best_mean=finite(best),
+        late_ratio=finite(last / best) if best > 0 else None,
+        diverged=not (math.isfinite(final) and math.isfinite(last) and last <= _WORSE * first),
+    )
 
 
 def perform(
@@ -27,7 +119,8 @@ def perform(
         say(f"{len(runs) - len(todo)} of {len(runs)} runs are in {file} already")
     failed = 0
     for number, (run, result) in enumerate(_results(todo, jobs), 1):
-        what = f"[{number}/{len(todo)}] {run.task}, {run.entrant.label}, seed {run.seed}"
+        asked = run.record
+        what = f"[{number}/{len(todo)}] {asked.task}, {asked.label}, seed {asked.seed}"
         if isinstance(result, str):
             failed += 1
             say(f"{what}: failed, {result}")

@@ -1,48 +1,72 @@
-"""All tasks by name, with their steps and schedules."""
+"""All tasks by name, and the config of a run."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import as_file, files
+from pathlib import Path
 
-from rootfree_lab.bench.first_try import convex_tasks, graph_tasks, image_tasks, lora, text_tasks
-from rootfree_lab.bench.first_try.task import Setting, Task
+from rootfree_lab.bench.first_try.entrants import Entrant
+from rootfree_lab.bench.first_try.records import Record
+from rootfree_lab.config.files import load_config
 from rootfree_lab.config.reading import unknown_name
+from rootfree_lab.config.settings import Config, ScheduleConfig
 
 SCALES = ("small", "full")
 CONSTANT_STEPS = 1500
-_WARM_UP = 0.05  # of the steps
+TASKS = (
+    "mlp_digits", "cnn_bn_digits", "cnn_digits", "resnet_cifar10", "vgg_cifar10", "vit_cifar10",
+    "gpt_sotu", "lstm_sotu", "gat_cora", "logistic_breast_cancer", "least_squares_diabetes",
+    "lora_digits",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A task of the suite."""
+class Run:
+    """What one run is of: its record before it has taken place, and where its data is."""
 
-    build: Callable[[Setting], Task]
-    steps: tuple[int, int]  # small, full
-    schedule: str = "cosine"  # "linear" | "constant"
-    data: str | None = None  # that has to be fetched or named
+    record: Record
+    entrant: Entrant
+    data: Path | None = None
 
     @property
-    def convex(self) -> bool:
-        return self.schedule == "constant"
+    def config(self) -> Config:
+        """As the laboratory trains it: evaluated once, at the end."""
+        record = self.record
+        task = config_of(record.task, record.scale)
+        autocast = "none" if record.device == "cpu" else task.train.autocast
+        named = self.data is not None and data_of(record.task) is not None
+        return replace(
+            task,
+            label=record.label,
+            data=replace(task.data, folder=str(self.data)) if named else task.data,
+            optimizer=self.entrant.optimizer,
+            schedule=ScheduleConfig() if record.constant else task.schedule,
+            train=replace(
+                task.train, steps=record.steps, eval_every=record.steps, seed=record.seed,
+                device=record.device, autocast=autocast,
+            ),
+        )  # fmt: skip
 
 
-TASKS: dict[str, Entry] = {
-    "mlp_digits": Entry(image_tasks.mlp_digits, (400, 1000)),
-    "cnn_bn_digits": Entry(image_tasks.cnn_bn_digits, (300, 1000)),
-    "cnn_digits": Entry(image_tasks.cnn_digits, (300, 1000)),
-    "resnet_cifar10": Entry(image_tasks.resnet_cifar10, (150, 1200), data="cifar10"),
-    "vgg_cifar10": Entry(image_tasks.vgg_cifar10, (300, 1200), data="cifar10"),
-    "vit_cifar10": Entry(image_tasks.vit_cifar10, (300, 1200), data="cifar10"),
-    "gpt_sotu": Entry(text_tasks.gpt_sotu, (300, 1200), "linear", data="sotu"),
-    "lstm_sotu": Entry(text_tasks.lstm_sotu, (600, 1200), "linear", data="sotu"),
-    "gat_cora": Entry(graph_tasks.gat_cora, (150, 600), data="cora"),
-    "logistic_breast_cancer": Entry(convex_tasks.logistic_breast_cancer, (500, 1000), "constant"),
-    "least_squares_diabetes": Entry(convex_tasks.least_squares_diabetes, (500, 1000), "constant"),
-    "lora_digits": Entry(lora.lora_digits, (400, 1000)),
-}
+@lru_cache(maxsize=2 * len(TASKS))
+def config_of(task: str, scale: str = "small") -> Config:
+    """The config of a task, as its file has it."""
+    with as_file(files("rootfree_lab.bench.first_try") / "tasks" / f"{task}.toml") as path:
+        return load_config(path, entry=scale)
+
+
+def is_convex(task: str) -> bool:
+    """Whether a task has one minimum, and a constant learning rate."""
+    return config_of(task).schedule.name == "constant"
+
+
+def data_of(task: str) -> str | None:
+    """The data of a task that has to be fetched or named, by its name in `data.FILES`."""
+    module, _, name = config_of(task).data.name.partition(":")
+    return name if module.endswith(".data") else None
 
 
 def chosen(names: Sequence[str]) -> list[str]:
@@ -55,17 +79,4 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 def steps_of(task: str, scale: str, *, constant: bool, steps: int | None) -> int:
     """How many steps a run has."""
-    if steps is not None:
-        return steps
-    return CONSTANT_STEPS if constant else TASKS[task].steps[SCALES.index(scale)]
-
-
-def factor(schedule: str, step: int, steps: int) -> float:
-    """What the learning rate is multiplied with: a short warm-up, then a decay to zero."""
-    if schedule == "constant":
-        return 1.0
-    warm_up = max(1, round(_WARM_UP * steps))
-    if step < warm_up:
-        return (step + 1) / warm_up
-    done = (step - warm_up) / max(1, steps - warm_up)
-    return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return steps or (CONSTANT_STEPS if constant else config_of(task, scale).train.steps or 0)

@@ -9,7 +9,7 @@ from statistics import mean
 
 from rootfree_lab.bench.first_try.entrants import NAMES
 from rootfree_lab.bench.first_try.records import Record
-from rootfree_lab.bench.first_try.suite import TASKS
+from rootfree_lab.bench.first_try.suite import TASKS, data_of
 from rootfree_lab.bench.first_try.table import REFERENCE
 from rootfree_lab.bench.first_try.verdict import Bar
 from rootfree_lab.bench.markdown import rows
@@ -168,7 +168,7 @@ def _seeds(count: int) -> str:
 
 
 def _is_text(task: str) -> bool:
-    return TASKS[task].data == "sotu"
+    return data_of(task) == "sotu"
 
 
 def _number(value: float, *, text: bool) -> str:

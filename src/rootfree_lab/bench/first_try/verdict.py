@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rootfree_lab.bench.first_try.entrants import DIAGONAL, FULL_MATRIX, MATRIX
-from rootfree_lab.bench.first_try.suite import TASKS
+from rootfree_lab.bench.first_try.suite import is_convex
 from rootfree_lab.bench.first_try.table import REFERENCE, Cells, labels_of, ratio, tasks_of
 
 LATE = 3.0  # the last losses may be so many times the lowest
@@ -86,7 +86,7 @@ def _listed(ratios: Mapping[str, float]) -> str:
 
 
 def _against_sgd(cells: Cells, label: str) -> Bar:
-    convex = [task for task in tasks_of(cells) if TASKS[task].convex]
+    convex = [task for task in tasks_of(cells) if is_convex(task)]
     ratios = _ratios(cells, label, "SGD", convex)
     met = all(value <= 1 for value in ratios.values()) if ratios else None
     text = f"times SGD's: {_listed(ratios)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 
 from rich.console import Console, RenderableType
@@ -70,12 +71,6 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def clock(seconds: float) -> str:
-    """h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
 def plain_lines(console: Console) -> Callable[[str], None]:
     """Print a line as it is."""
     return partial(console.print, soft_wrap=True, highlight=False, markup=False)
@@ -111,7 +106,7 @@ class Lines(Watcher):
         speed, left = self._speed.of(session)
         step = f"step {session.done}/{session.total}"
         epoch = f"epoch {session.done / len(session.feed):.2f}"
-        pace = (f"{speed:,.0f} {unit(session.kind)}/s", f"{clock(left)} left")
+        pace = (f"{speed:,.0f} {unit(session.kind)}/s", f"{timedelta(seconds=round(left))} left")
         self._say(" · ".join(filter(None, (self._name, step, epoch, *figures, *pace))))
 
 
