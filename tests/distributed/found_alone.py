@@ -20,7 +20,6 @@ from distributed.methods import if_shampoo, rms_prop
 from distributed.models import MODES, data_ranks, network, train
 from rootfree.placement import meeting
 from rootfree.placement.local import local
-from rootfree.placement.ranks import PlacementError
 from rootfree.shell.said import description_of
 
 
@@ -126,24 +125,10 @@ def placement_on_one(rank: int) -> None:
     stepped_alone(optimizer)
 
 
-def placement_under_ddp(rank: int) -> None:
-    """The ranks without it wait elsewhere, in the backward pass: those with it give up."""
-    params, given = [nn.Parameter(torch.ones(11, 7))], None
-    with patch.object(meeting, "PATIENCE", 0.5):
-        try:
-            optimizer = if_shampoo(params, placement=rootfree.Sharded() if rank < 2 else None)
-        except PlacementError as error:
-            given = error
-    dist.barrier()
-    if given is not None:
-        raise given
-    with unchanged(optimizer):
-        stepped_alone(optimizer)
-
-
 def stepped_alone(optimizer: Any) -> None:
-    for p in optimizer.param_groups[0]["params"]:
-        p.grad = torch.ones_like(p)
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
     optimizer.step()
 
 
@@ -256,7 +241,6 @@ CASES: dict[str, tuple[Callable[[int], Any], str]] = {
     "bad companion": (bad_companion, "lr must be in [0, inf), got -1.0"),
     "bad replicas": (bad_replicas, "replicas must divide the number of ranks, 4, got 3"),
     "placement on one": (placement_on_one, "placement: rank 2 (placement=Sharded(replicas=None)) "),
-    "placement under DDP": (placement_under_ddp, "waits to share its parameters, rank "),
     "other nonfinite": (other_nonfinite, "nonfinite must be the same on all ranks, got 'skip' on "),
     "other method": (other_method, "method must be the same on all ranks, got 'RFRMSprop' on rank"),
     "other rate by elements": (other_rate_by_elements, "lr of parameter group 0 must be the same "),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distributed import found_alone
+from distributed import found_alone, under_ddp
 from distributed.agreement import UNEQUAL
 from distributed.models import BATCH
 from distributed.program import LAST, ranks  # noqa: F401  (a fixture)
@@ -43,7 +43,7 @@ SAID = {
     "a destroyed process group": "needs the process group, which was destroyed",
     "destroyed on one": "step()",  # and either that it was destroyed, or that a rank is gone
     "destroyed, by elements": "needs the process group, which was destroyed",
-    **{case: text for case, (_, text) in found_alone.CASES.items()},
+    **{case: text for case, (_, text) in {**found_alone.CASES, **under_ddp.CASES}.items()},
 }
 
 
@@ -59,6 +59,29 @@ def test_the_same_error_on_every_rank(ranks):  # noqa: F811
 
 def test_ranks_may_have_optimizers_of_their_own(ranks):  # noqa: F811
     assert all(rank["no false alarms"] for rank in ranks[LAST])
+
+
+def test_right_programs_under_ddp_notice_nothing(ranks):  # noqa: F811
+    """Also where ranks have divided the parameters among themselves."""
+    expected, calls = under_ddp.alone()
+    for rank in ranks[LAST]:
+        assert rank["undisturbed"]["copies"][1] == calls
+        for kind, (weights, _) in rank["undisturbed"].items():
+            for name, w in weights.items():
+                assert (w - expected[name]).abs().max() < 1e-12, (kind, name)
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("counted later", "track_batch_size: rank 1 counts loss terms, rank 0 does not"),
+        ("added later", "they have not added the same parameters"),
+    ],
+)
+def test_a_rank_that_does_something_alone_after_the_first_step_says_so(ranks, case, text):  # noqa: F811
+    said = [rank[case] for rank in ranks[LAST]]
+    assert text in said[1]
+    assert said[0] == said[2] == said[3] == ""
 
 
 def test_one_batch_size_for_all(ranks):  # noqa: F811

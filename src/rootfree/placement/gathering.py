@@ -15,7 +15,11 @@ from rootfree.placement.routes import make_route
 
 
 def gathers(t: Any) -> bool:
-    """Whether torch itself can gather a DTensor: gloo has nothing for GPUs, NCCL for the CPU."""
+    """Whether torch itself can gather a DTensor: gloo cannot from GPUs, NCCL not from the CPU.
+
+    gloo does not refuse: it reads the GPU's memory as if it were its own, and the process dies of a
+    segmentation fault (pytorch issue 152645).
+    """
     mesh, device = t.device_mesh, local(t).device
     groups = [mesh.get_group(axis) for axis in range(mesh.ndim) if mesh.size(axis) > 1]
     return all(exchange_device(group, device) == device for group in groups)

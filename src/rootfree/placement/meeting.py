@@ -3,6 +3,9 @@
 A rank that shares its parameters waits for the others. One of them may never come, because it was
 told to share nothing. In a collective nobody would notice. So each rank leaves a note when it
 comes, and when it adds parameters that it shares with nobody. Those who wait read the notes.
+
+Ranks with copies of the same parameters, which never talk to each other otherwise, compare what
+they were told by notes too: once, before the first step.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -73,14 +77,28 @@ def missed(about: str) -> str | None:
     waiting = Waiting(*json.loads(store.get(key)))
     if _used[about] <= waiting.used:  # they use this optimizer too, and wait with a later one
         return None
-    return _verdict(store, waiting, torch.distributed.get_rank())
+    return _verdict(store, waiting, torch.distributed.get_rank(), goes_on=False).problem
+
+
+def forget(about: Sequence[str]) -> None:
+    """Take away the notes of those who waited to share parameters; `about`: what they are."""
+    store = _store()
+    for each in about if store is not None else ():
+        store.delete_key(_waiting_key(each))
+
+
+class Verdict(NamedTuple):
+    """Why it is no use to wait on."""
+
+    problem: str
+    goes_on: bool  # whether the rank that does not come has raised no error so far
 
 
 class Outcome(NamedTuple):
     """Whether all are here; if not, why it is no use to wait on, or None: they are late."""
 
     complete: bool
-    problem: str | None = None
+    verdict: Verdict | None = None
 
 
 def meet(ranks: Sequence[int], about: str, option: str | None) -> Outcome:
@@ -98,18 +116,17 @@ def meet(ranks: Sequence[int], about: str, option: str | None) -> Outcome:
         store.set(meeting, "all")
     waiting = Waiting(torch.distributed.get_rank(), option, _used[about], meeting)
     verdict, note = _verdict_key(meeting), _waiting_key(about)
-    begun, pause = time.monotonic(), _FIRST_PAUSE
-    while not store.check([meeting]):
+    for look in _looks():
+        if store.check([meeting]):
+            break
         if store.check([verdict]):
-            return Outcome(False, store.get(verdict).decode())
-        # Not at once: they may have made another optimizer, for themselves, first.
-        if time.monotonic() - begun > PATIENCE:
-            gone = next((r for r in ranks if _note_of(store, r).is_astray()), None)
-            return Outcome(False, None if gone is None else _verdict(store, waiting, gone))
-        if pause == _FIRST_PAUSE:
+            return Outcome(False, Verdict(*json.loads(store.get(verdict))))
+        if look == 0:
             store.set(note, json.dumps(waiting))
-        time.sleep(pause)
-        pause = min(2 * pause, _PAUSE)
+    else:
+        # Not before: they may have made another optimizer, for themselves, first.
+        gone = next((r for r in ranks if _note_of(store, r).is_astray()), None)
+        return Outcome(False, None if gone is None else _verdict(store, waiting, gone))
     store.delete_key(note)
     store.delete_key(_alone_key(waiting.rank))
     _alone.clear()
@@ -124,16 +141,82 @@ def leave(ranks: Sequence[int]) -> None:
         store.add(f"{key}/failed", 1)  # the last has left: the next meeting is another one
 
 
-def _verdict(store: Any, waiting: Waiting, gone: int) -> str:
+class Comparison:
+    """What ranks with copies of the same parameters say to each other, once."""
+
+    def __init__(
+        self, ranks: Sequence[int], said: Any, difference: Callable[[Any, Any], str | None]
+    ) -> None:
+        """Say it; all of the ranks must.
+
+        `difference`: in words, of what two ranks said, each as (rank, said); None: there is none.
+        """
+        self._store, me = _store(), torch.distributed.get_rank()
+        key = f"{_meetings(ranks)}/compared"
+        self._all = f"{key}/{self._store.add(f'{key}/by/{me}', 1)}"
+        mine = json.dumps((me, said), default=repr)
+        first = self._store.compare_set(f"{self._all}/first", "", mine).decode()
+        found = difference(json.loads(first), json.loads(mine))
+        if found is not None:
+            self._store.compare_set(_verdict_key(self._all), "", found)
+        if self._store.add(f"{self._all}/arrived", 1) == len(ranks):
+            self._store.set(self._all, "all")
+
+    def wait(self) -> bool:
+        """Wait, for a while, until every rank has said it, or two were found to differ."""
+        return any(self.is_over() for _ in _looks())
+
+    def is_over(self) -> bool:
+        """Whether nobody has to be waited for."""
+        return self.found() is not None or bool(self._store.check([self._all]))
+
+    def found(self) -> str | None:
+        """The difference that was found first, the same on all ranks."""
+        key = _verdict_key(self._all)
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+
+def announce(what: str) -> None:
+    """Note that this rank is going to do what all ranks must do, once for each time."""
+    store = _store()
+    if store is not None:
+        me = torch.distributed.get_rank()
+        store.set(_announced(what, store.add(_announced(what, 0, me), 1), me), "")
+
+
+def unannounced(what: str, ranks: Sequence[int]) -> list[int]:
+    """Begin what was announced; those who have not announced it too, after waiting for a while."""
+    store = _store()
+    if store is None:
+        return []
+    number = store.add(_announced(what, -1, torch.distributed.get_rank()), 1)
+    keys = {r: _announced(what, number, r) for r in ranks}
+    if any(store.check([*keys.values()]) for _ in _looks()):
+        return []
+    return [r for r, key in keys.items() if not store.check([key])]
+
+
+def _looks() -> Iterator[int]:
+    """Looks at the notes by their numbers, for as long as there is patience."""
+    begun, pause = time.monotonic(), _FIRST_PAUSE
+    for look in count():
+        yield look
+        if time.monotonic() - begun > PATIENCE:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE)
+
+
+def _verdict(store: Any, waiting: Waiting, gone: int, *, goes_on: bool = True) -> Verdict:
     """The words for those who wait and those who have gone: of all that are found, the first."""
     problem = _note_of(store, gone).problem
-    mine = f"rank {gone}: {problem}" if problem is not None else (
+    words = f"rank {gone}: {problem}" if problem is not None else (
         f"placement: rank {waiting.rank} (placement={waiting.option}) waits to share its "
         f"parameters, rank {gone} (placement=None) has parameters that it shares with nobody. Give "
         "placement=..., or shard the parameters, on all ranks or on none"
     )  # fmt: skip
-    found: bytes = store.compare_set(_verdict_key(waiting.meeting), "", mine)
-    return found.decode()
+    mine = json.dumps(Verdict(words, goes_on and problem is None))
+    return Verdict(*json.loads(store.compare_set(_verdict_key(waiting.meeting), "", mine)))
 
 
 def _meetings(ranks: Sequence[int]) -> str:
@@ -152,10 +235,20 @@ def _waiting_key(about: str) -> str:
     return f"rootfree/waiting/{about}"
 
 
+def _announced(what: str, number: int, rank: int) -> str:
+    """The note of one announcement; those with the numbers 0 and -1 count them, and their uses."""
+    return f"rootfree/announced/{what}/{number}/{rank}"
+
+
 def _note_of(store: Any, rank: int) -> Alone:
     """The last note of a rank that went alone."""
     key = _alone_key(rank)
     return Alone(*json.loads(store.get(key))) if store.check([key]) else Alone()
+
+
+def has_store() -> bool:
+    """Whether there is a place for notes."""
+    return _store() is not None
 
 
 def _store() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -76,4 +77,13 @@ def drop_groups() -> None:
 @cache
 def _new_group(world: Any, ranks: tuple[int, ...], backend: str | None) -> Any:
     # `world` is there because a new default group makes the old ones useless.
-    return torch.distributed.new_group(list(ranks), backend=backend, use_local_synchronization=True)
+    return torch.distributed.new_group(
+        list(ranks), timeout=_timeout(world), backend=backend, use_local_synchronization=True
+    )
+
+
+def _timeout(world: Any) -> timedelta | None:
+    """How long ranks wait for each other, as `init_process_group` was told; None: not known."""
+    backends = [world._get_backend(device) for device in world._device_types]
+    options: list[Any] = [getattr(backend, "options", None) for backend in backends]
+    return min((each._timeout for each in options if hasattr(each, "_timeout")), default=None)

@@ -32,6 +32,25 @@ class PlacementError(RuntimeError):
     """Ranks that should be of one mind are not."""
 
 
+def difference(found: Sequence[tuple[int, dict[str, Any]]], *, about: str) -> str | None:
+    """What is not the same on all ranks, in words; None: nothing.
+
+    `found`: ranks, and what each of them says by what it is.
+    """
+    for rank, each in found:
+        if PROBLEM in each:
+            return f"rank {rank}: {each[PROBLEM]}"
+    (first, expected), *others = found
+    for key in dict.fromkeys(key for _, each in found for key in each):
+        for rank, each in others:
+            if each.get(key) != expected.get(key):
+                return (
+                    f"{about}: {key} must be the same on all ranks, got {expected.get(key)!r} on "
+                    f"rank {first} and {each.get(key)!r} on rank {rank}"
+                )
+    return None
+
+
 class Ranks:
     """A group of ranks with their numbers in it."""
 
@@ -48,6 +67,11 @@ class Ranks:
     def world(self) -> int:
         """How many there are."""
         return len(self.ranks)
+
+    @property
+    def is_everyone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.world == torch.distributed.get_world_size()
 
     @property
     def _hosts(self) -> Any:
@@ -121,17 +145,9 @@ class Ranks:
 
     def check_alike(self, found: list[dict[str, Any]], *, about: str) -> None:
         """Raise an error that says what is not the same on all ranks, if anything is not."""
-        for rank, each in zip(self.ranks, found, strict=True):
-            if PROBLEM in each:
-                raise PlacementError(f"rank {rank}: {each[PROBLEM]}")
-        for key in dict.fromkeys(key for each in found for key in each):
-            values = [each.get(key) for each in found]
-            other = next((n for n, value in enumerate(values) if value != values[0]), None)
-            if other is not None:
-                raise PlacementError(
-                    f"{about}: {key} must be the same on all ranks, got {values[0]!r} on rank "
-                    f"{self.ranks[0]} and {values[other]!r} on rank {self.ranks[other]}"
-                )
+        problem = difference(list(zip(self.ranks, found, strict=True)), about=about)
+        if problem is not None:
+            raise PlacementError(problem)
 
     def largest_(self, flag: torch.Tensor) -> None:
         """Replace a number by the largest of the ranks' numbers."""

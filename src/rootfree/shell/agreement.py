@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from rootfree.placement.local import check_one_kind, has_copies
-from rootfree.placement.meeting import go_alone, leave, meet, missed
+from rootfree.placement.local import check_one_kind, has_copies, is_sharded
+from rootfree.placement.meeting import go_alone, leave, meet
 from rootfree.placement.placed_stack import Absent
 from rootfree.placement.ranks import PROBLEM, PlacementError, Ranks
 from rootfree.placement.sharded import Sharded, Sharing, sharing_ranks
+from rootfree.shell.first_step import FirstStep
 from rootfree.shell.gradients import memory_of
 from rootfree.shell.said import Said, description_of, plain_options, tensors_in
 from rootfree.shell.work import GroupMemory, check_gradient
@@ -54,7 +55,7 @@ class Agreement:
         self._usable: dict[int, list[Any]] = {}  # by id of the group: kinds of gradients
         self._absent: dict[int, Absent] = {}  # by id of the group
         self._telling = False  # whether others may wait to hear whether this rank adds its group
-        self._alone: list[str] = []  # what parameters are our own, until the first step
+        self._first = FirstStep()
         self.asks = False  # whether the next step begins with a look at other ranks
         self.steps = 0
 
@@ -82,13 +83,12 @@ class Agreement:
         has the parameters by itself.
         """
         sharing = sharing_ranks(self._option, params)
-        if sharing is None:
+        ranks = None if sharing is None else self._together(sharing, params)
+        if sharing is None or ranks is None:
             self._shared.update(dict.fromkeys(params))
-            if go_alone(description_of(params)):
-                self._alone.append(description_of(params))
-                self.asks = True
+            self._first.expect(params)
+            self.asks = self.asks or self._first.asks
             return None
-        ranks = self._together(sharing, description_of(params))
         self._telling = False  # from here on all ranks hear the same
         method = {"method": group.get("method")}  # the first that is told
         content = {**method, **said, **plain_options(group), **self._asked(group)}
@@ -98,17 +98,29 @@ class Agreement:
         if ranks.world > 1:
             self._devices.setdefault(ranks, [])
             self.asks = True
+        if not any(map(is_sharded, params)) and not ranks.is_everyone:
+            self._first.compare()
+            self.asks = True
         return crew
 
-    def _together(self, sharing: Sharing, about: str) -> Ranks:
-        """All that have the parameters; an error if some of them have gone another way."""
-        if tuple(sharing.everyone) not in self._met:
-            outcome = meet(sharing.everyone, about, self._placement)
-            if outcome.problem is not None:
-                leave(sharing.everyone)
-                self._telling = False
-                raise PlacementError(outcome.problem)
-        return self._acquainted(sharing.everyone)
+    def _together(self, sharing: Sharing, params: Sequence[Tensor]) -> Ranks | None:
+        """All that have the parameters; an error if some of them have gone another way.
+
+        None: the error has to wait for the first step.
+        """
+        known = tuple(sharing.everyone) in self._met
+        if self._first.refuses and not known:
+            return None
+        about = description_of(params)
+        verdict = None if known else meet(sharing.everyone, about, self._placement).verdict
+        if verdict is None:
+            return self._acquainted(sharing.everyone)
+        leave(sharing.everyone)
+        self._telling = False
+        if not verdict.goes_on or any(map(is_sharded, params)):
+            raise PlacementError(verdict.problem)
+        self._first.refuse(verdict.problem)
+        return None
 
     def _acquainted(self, ranks: list[int]) -> Ranks:
         known = tuple(ranks)
@@ -162,11 +174,8 @@ class Agreement:
 
     def before_step(self, optimizer: RootFreeOptimizer) -> dict[int, list[int]]:
         """The positions, by id of the group, whose gradients only other ranks have."""
-        if self._alone:
-            for problem in filter(None, map(missed, self._alone)):
-                raise PlacementError(problem)
-            self._alone, self.asks = [], self.is_shared
-        groups, trouble = optimizer.param_groups, None
+        trouble: Exception | None = None
+        groups = optimizer.param_groups
         seen: dict[int, list[bool]] = {}
         counts: list[list[int]] = [[] for _ in groups]
         self._absent, self.steps = {}, self.steps + 1
@@ -179,6 +188,9 @@ class Agreement:
             raise
         except Exception as error:
             trouble = error
+        if self._first.asks:
+            trouble = self._first.ask(optimizer, counts, trouble)
+            self.asks = self._first.asks or self.is_shared
         options = [{**plain_options(g), "step": n} for g, n in zip(groups, counts, strict=True)]
         counting = optimizer._batch_counter is not None
         for ranks in self._devices:

@@ -51,12 +51,13 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
         if elsewhere:  # torch.compile before 2.13 knows no id() of a dict
             for i in elsewhere.get(id(group), ()):
                 gs[i] = torch.zeros_like(params[i])
+        forms = _forms_of(gs, sharded=memory is not None and memory.sharded)
         dues = [True] * len(gs) if memory is None else dues_of(memory)
         due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
         refresh = due.pop() if len(due) == 1 else None  # None: some of them
         kinds: list[Any] = [
-            None if g is None else (place, g.dtype, g.layout, refresh is None and d)
-            for place, g, d in zip(places, gs, dues, strict=True)
+            None if form is None else (place, form, refresh is None and d)
+            for place, form, d in zip(places, forms, dues, strict=True)
         ]
         work = None if memory is None else _remembered(memory, kinds)
         if work is None:
@@ -88,7 +89,7 @@ def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
         and len(params) == len(memory.params)
         and all(map(is_, params, memory.params))
         and memory.form == form_of(group)
-        and memory.places == places_of(params)
+        and memory.places == places_of(params, sharded=memory.sharded)
         and _holds(memory, optimizer.state)
     ):
         return memory
@@ -129,9 +130,27 @@ def advance_clocks(optimizer: RootFreeOptimizer, work: Iterable[Work]) -> None:
             memory.steps[w.where] += 1
 
 
-def places_of(params: Sequence[Tensor]) -> list[Any]:
-    """Where and what parameters are."""
-    return [(p.device, p.dtype, p.shape) for p in params]
+def places_of(params: Sequence[Any], *, sharded: bool = False) -> list[tuple[Any, ...]]:
+    """Where and what parameters are: device, dtype and shape; if sharded, the spec has the rest."""
+    if not sharded:
+        return [(p.device, p.dtype, p.shape) for p in params]
+    # Any other attribute of a DTensor costs several times as much as one of a tensor, at every
+    # step. Not public, and pinned by a test.
+    return [
+        (p.device, p.dtype, p.shape)
+        if (spec := getattr(p, "_spec", None)) is None
+        else (p._local_tensor.device, spec)
+        for p in params
+    ]
+
+
+def _forms_of(gs: Sequence[Any], *, sharded: bool) -> list[Any]:
+    """Dtype and layout of gradients, or the specs that have these."""
+    specs = [getattr(g, "_spec", None) for g in gs] if sharded else [None] * len(gs)
+    return [
+        (g.dtype, g.layout) if spec is None and g is not None else spec
+        for g, spec in zip(gs, specs, strict=True)
+    ]
 
 
 def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from rootfree.placement.flattened import check_shapes_are_kept
+from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint import bring_state
 from rootfree.shell.gradients import form_of, places_of
 from rootfree.shell.settling import settle
@@ -40,7 +41,9 @@ def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
         state[p] = bring_state(optimizer, p, group)
     rows = [state[p] for p in params]
     method = optimizer._of(group)
-    memory = GroupMemory(group, form_of(group), params, places_of(params), rows)
+    sharded = any(map(is_sharded, params))
+    places = places_of(params, sharded=sharded)
+    memory = GroupMemory(group, form_of(group), params, places, rows, sharded)
     method._lay_out(memory)
     # At least two keys, or a getter would give no tuple.
     memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]

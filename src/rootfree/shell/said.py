@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,14 @@ from torch import Tensor
 from rootfree.placement.processes import digest
 from rootfree.placement.ranks import PROBLEM
 
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
+
 Group = dict[str, Any]
 _PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
+
+#: what is said of a tracker of the batch size
+COUNTING = "whether track_batch_size counts"
 
 
 class Said(NamedTuple):
@@ -32,7 +38,16 @@ class Said(NamedTuple):
             for n, group in enumerate(self.options)
             for name, value in group.items()
         }
-        return {**found, "whether track_batch_size counts": self.counting}
+        return {**found, COUNTING: self.counting}
+
+
+def asked(optimizer: RootFreeOptimizer) -> dict[str, Any]:
+    """What was asked for beside the options of groups, by what it is."""
+    return {
+        "nonfinite": optimizer._watch.mode,
+        "fused": optimizer._fused,
+        "curvature": optimizer._curvature and optimizer._curvature.name,
+    }
 
 
 def plain_options(group: Group) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch._compile import _disable_dynamo
 
 from rootfree.placement.homes import description
+from rootfree.shell.said import asked
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
@@ -23,12 +24,7 @@ def settle(optimizer: RootFreeOptimizer, group: dict[str, Any]) -> None:
     params = [p for p in params if not agreement.knows(p)]
     if params:
         cuts = optimizer._cuts(params, group)
-        said = {
-            **description(params, cuts or [[]] * len(params)),
-            "nonfinite": optimizer._watch.mode,
-            "fused": optimizer._fused,
-            "curvature": optimizer._curvature and optimizer._curvature.name,
-        }
+        said = {**description(params, cuts or [[]] * len(params)), **asked(optimizer)}
         ranks = agreement.join(params, group, said, by_blocks=cuts is not None)
         if ranks is not None and cuts is not None:
             optimizer._place(params, cuts, ranks)

@@ -72,8 +72,9 @@ class GroupMemory:
     group: Group
     form: list[Any]  # options that the form of the state depends on
     params: Tensors
-    places: list[Any]  # device, dtype and shape of each
+    places: list[Any]  # device, dtype and shape of each, as `places_of` has them
     rows: list[dict[str, Tensor]]  # state[p] of each
+    sharded: bool = False  # whether any is
     held: list[tuple[Callable[..., Tensors], dict[str, Tensor]]] = field(default_factory=list)
     tensors: Tensors = field(default_factory=list)  # all of theirs, as `held` gets them
     entries: Callable[[Any], Sequence[Any]] = tuple  # those of the params among all of the state
@@ -101,8 +102,8 @@ def sorted_work(
     for i, (p, kind) in enumerate(zip(params, kinds, strict=True)):
         if kind is not None and p.numel() > 0:
             check_gradient(p)
-            (device, dtype, _), *_, refresh = kind
-            by_kind.setdefault((device, dtype, refresh), []).append(i)
+            (device, *_), _, refresh = kind
+            by_kind.setdefault((device, p.dtype, refresh), []).append(i)
     work = []
     for (device, _, refresh), where in by_kind.items():
         limit = elements_at_once if device.type == "cpu" else None

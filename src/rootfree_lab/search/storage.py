@@ -106,10 +106,10 @@ def patiently(
     action: Callable[[], T],
     passes: Callable[[Exception], bool] = _unanswered,
     *,
-    delays: Sequence[int] = _DELAYS,
+    delays: Sequence[int] | None = None,
 ) -> T:
     """Do something with a storage, again for a minute where it fails in a way that passes."""
-    for seconds in delays:
+    for seconds in _DELAYS if delays is None else delays:
         try:
             return action()
         except Exception as error:

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import rootfree
 from rootfree.curvature import OuterProducts
-from rootfree.methods import diagonal, if_whitening, inverse_free
+from rootfree.methods import inverse_free
+from rootfree.rules import diagonal, if_whitening, rf_shampoo
 from rootfree.rules import full_matrix as full_matrix_rules
 from rootfree.rules import if_shampoo as if_shampoo_rules
-from rootfree.rules import rf_shampoo
 from rootfree.structures import Dense, LowerTriangular
 from rootfree_lab.cli import terminal
 from rootfree_lab.cli.app import app
@@ -148,9 +148,9 @@ def step_off(call: Callable[..., Any], *args: Any, beta2: list[float], **kwargs:
     call(*args, beta2=[1.01 * rate for rate in beta2], **kwargs)
 
 
-def norm_of_the_stack(call: Callable[..., Any], *args: Any) -> Any:
+def norm_of_the_stack(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """One norm for all blocks of a call."""
-    norms = call(*args)
+    norms = call(*args, **kwargs)
     return norms.amax().expand_as(norms)
 
 
@@ -169,8 +169,8 @@ def biased_labels(patch: Patch) -> None:
 
 start_off = wrapped(OuterProducts, "root_mean_diagonal", start_ignores_batch_size)
 contracted_off, in_frame_off = curvature_off("contracted"), curvature_off("in_frame")
-half_replaced = wrapped(inverse_free, "tangents", doubled)
-factor_damped = wrapped(inverse_free, "tangents", damped)
+half_replaced = wrapped(if_shampoo_rules, "tangents", doubled)
+factor_damped = wrapped(if_shampoo_rules, "tangents", damped)
 exact_off = batch_size_off_in(rootfree.RFFullAdagrad)
 inverse_free_off = batch_size_off_in(rootfree.IFFullAdagrad)
 covariance_off = wrapped(full_matrix_rules, "if_covariance_rank_one_", batch_size_off)
@@ -256,7 +256,7 @@ PERTURBATIONS: dict[str, list[Perturbation]] = {
     "bounded-direction": [wrapped(diagonal, "accumulate_squares_", last_gradient_alone)],
     "root-scale": [wrapped(diagonal, "accumulate_squares_", batch_size_ignored)],
     "one-axis": [shampoo_damped, contracted_off],
-    "bf16-structures": [wrapped(inverse_free, "move_factors_", rounded_to_bf16)],
+    "bf16-structures": [wrapped(if_shampoo_rules, "move_factors_", rounded_to_bf16)],
     "bf16-stored": [wrapped(inverse_free, "stochastic_round_", rounded_to_nearest)],
     "positive-definite-state": [wrapped(rf_shampoo, "inverse", indefinite)],
     "balance-blocks": [no_powers_of_two],
@@ -292,13 +292,13 @@ PERTURBATIONS: dict[str, list[Perturbation]] = {
         in_frame_off,
         half_replaced,
         transposed_gram,
-        wrapped(inverse_free, "move_factors_", step_off),
+        wrapped(if_shampoo_rules, "move_factors_", step_off),
     ],
     "one-factor": [in_frame_off, half_replaced, transposed_gram],
-    "batched-blocks": [wrapped(inverse_free, "_norm", norm_of_the_stack)],
-    "bf16-frobenius": [wrapped(inverse_free, "move_factors_", rounded_to_bf16)],
-    "bf16-spectral": [wrapped(inverse_free, "move_factors_", rounded_to_bf16)],
-    "balance": [wrapped(inverse_free, "balance_", nothing), no_powers_of_two],
+    "batched-blocks": [wrapped(inverse_free, "norm_of", norm_of_the_stack)],
+    "bf16-frobenius": [wrapped(if_shampoo_rules, "move_factors_", rounded_to_bf16)],
+    "bf16-spectral": [wrapped(if_shampoo_rules, "move_factors_", rounded_to_bf16)],
+    "balance": [wrapped(if_shampoo_rules, "balance_", nothing), no_powers_of_two],
     "whitening-scale": [wrapped(if_whitening, "errors", damped)],
     "whitening-orthogonal": [wrapped(if_whitening, "errors", diagonal_alone)],
     "whitening-fixed-point": [wrapped(if_whitening, "errors", damped)],

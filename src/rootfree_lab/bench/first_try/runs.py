@@ -48,7 +48,8 @@ class _Losses(Watcher):
         session.feed.shuffle(_ORDER + session.config.train.seed)
 
     def stepped(self, session: Session) -> None:
-        self.steps.append(session.loss)  # not read here: the host does not wait for the device
+        # A copy, which a replayed pass does not write over. The host does not wait for the device.
+        self.steps.append(session.loss.detach().clone())
 
     def point(self, session: Session, point: Point) -> None:
         if self._whole:

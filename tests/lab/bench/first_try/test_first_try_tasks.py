@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rootfree_lab.bench.first_try.data import pack
 from rootfree_lab.bench.first_try.entrants import Entrant
 from rootfree_lab.bench.first_try.lora import LoRALinear, pretrained_with_lora
 from rootfree_lab.bench.first_try.records import Record, read
-from rootfree_lab.bench.first_try.runs import train, with_losses
+from rootfree_lab.bench.first_try.runs import _Losses, train, with_losses
 from rootfree_lab.bench.first_try.suite import SCALES, TASKS, Run, config_of
 from rootfree_lab.training.checking import check
 
@@ -126,6 +127,14 @@ def test_low_rank_models_of_two_seeds_share_the_pretrained_weights():
     for name, a in made[0].items():
         assert torch.equal(a, made[1][name]) == ("base" in name or name.endswith(".B"))
         assert a.requires_grad == ("base" not in name)
+
+
+def test_losses_are_kept_where_a_replayed_pass_writes_over_them():
+    losses, session = _Losses(whole=False), SimpleNamespace(loss=torch.zeros(()))
+    for step in range(3):
+        session.loss.fill_(step)
+        losses.stepped(session)
+    assert torch.stack(losses.steps).tolist() == [0.0, 1.0, 2.0]
 
 
 def test_what_the_losses_say():

@@ -1,0 +1,143 @@
+"""What a rank asks others before the first step with parameters that it shares with nobody.
+
+Another rank may have been told to share such parameters: then one of the two is wrong. And copies
+of parameters under `DistributedDataParallel`, which averages gradients and looks at nothing else,
+stay alike only if all ranks do the same. Both are asked once, by notes in the store that connected
+the ranks. The backward pass has brought the ranks together just before, so nobody waits for long.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rootfree.placement.data_parallel import copies_under_ddp
+from rootfree.placement.meeting import Comparison, forget, go_alone, has_store, missed
+from rootfree.placement.processes import PATIENCE
+from rootfree.placement.ranks import PROBLEM, PlacementError, difference
+from rootfree.shell.said import COUNTING, asked, description_of, plain_options
+
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
+
+_PARAMETER = "parameter "
+_LATE = (
+    "ranks with copies of the parameters under DistributedDataParallel compare before their first "
+    f"step() what they were told, but others did not do so within {PATIENCE:.0f} seconds: they are "
+    "late, or have not added the same parameters. This rank goes on"
+)
+# Between two steps of a rank the backward pass has waited for all others.
+_PASSED = (
+    "step(): ranks with copies of the parameters under DistributedDataParallel took a step without "
+    "comparing what they were told with this rank: they have not added the same parameters"
+)
+
+
+class FirstStep:
+    """What is still to be asked, and what has not been answered yet."""
+
+    def __init__(self) -> None:
+        self._new: list[str] = []  # parameters that nobody was asked about, by what they are
+        self._compares = False  # whether those with copies are still to be asked
+        self._open: list[Comparison] = []
+        self._compared = False  # whether all ranks with copies have come before
+        self._refused: str | None = None
+        self.asks = False  # whether the next step has to
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it is known that the next step is an error."""
+        return self._refused is not None
+
+    def refuse(self, problem: str) -> None:
+        """Let every step be an error, on all ranks, instead of this moment on this one.
+
+        The others may be waiting for this rank in the backward pass: they come to their own step
+        if it comes to that.
+        """
+        self._refused = problem
+        warnings.warn(f"{problem}. The first step will be an error on every rank", stacklevel=2)
+
+    def expect(self, params: Sequence[Tensor]) -> None:
+        """Note that there are parameters that this rank shares with nobody."""
+        about = description_of(params)
+        if go_alone(about):
+            self._new.append(about)
+            self.compare()
+
+    def compare(self) -> None:
+        """Note that other ranks, which do not share the parameters, may have copies of them."""
+        self._compares = self.asks = True
+
+    def ask(
+        self,
+        optimizer: RootFreeOptimizer,
+        counts: Sequence[Sequence[int]],
+        trouble: Exception | None,
+    ) -> Exception | None:
+        """What keeps this rank from its step, or another from its own; None: nothing does.
+
+        `counts`: the steps taken so far, by group; `trouble`: what was found here already.
+        """
+        refused = next(filter(None, [self._refused, *map(missed, self._new)]), None)
+        mine = trouble or (None if refused is None else PlacementError(refused))
+        if self._compares:
+            self._open = list(_comparisons(optimizer, counts, mine))
+            if not all(each.wait() for each in self._open):
+                warnings.warn(_LATE, stacklevel=2)
+        late = [each for each in self._open if not each.is_over()]
+        found = [each.found() for each in self._open]  # after that: those that are over have it
+        if late and self._compared and not self._compares:
+            found.append(_PASSED)
+        if self._refused and self._open and not late:  # all have heard of it
+            forget(self._new)
+        mine = mine or next((PlacementError(each) for each in found if each is not None), None)
+        if mine is None:  # else the next step asks again
+            self._new, self._open, self._compares = [], late, False
+            self._compared, self.asks = self._compared or not late, bool(late)
+        return mine
+
+
+def _comparisons(
+    optimizer: RootFreeOptimizer, counts: Sequence[Sequence[int]], mine: Exception | None
+) -> Iterator[Comparison]:
+    """What this rank says to those that have copies of its parameters."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for ranks, names in copies_under_ddp(params).items() if has_store() else ():
+        said = dict(_said(optimizer, names, counts)) if mine is None else {PROBLEM: str(mine)}
+        yield Comparison(ranks, said, _difference)
+
+
+def _said(
+    optimizer: RootFreeOptimizer, names: Mapping[int, str], counts: Sequence[Sequence[int]]
+) -> Iterator[tuple[str, Any]]:
+    """What must be the same on all ranks with copies of these parameters, by what it is."""
+    yield "method", type(optimizer).__name__
+    yield from asked(optimizer).items()
+    yield COUNTING, optimizer._batch_counter is not None
+    groups = [
+        (group, steps)
+        for group, steps in zip(optimizer.param_groups, counts, strict=True)
+        if any(id(p) in names for p in group["params"])
+    ]
+    for n, (group, steps) in enumerate(groups):
+        known = {"companion", *optimizer._of(group).options}
+        for name, value in plain_options(group).items():
+            if name in known:  # other keys are the user's: a rank may say there which it is
+                yield f"{name} of parameter group {n}", value
+        yield f"step of parameter group {n}", sorted({*steps})
+        for p in group["params"]:
+            if id(p) in names:
+                lacks = "" if p.grad is not None else ", without a gradient"
+                yield f"{_PARAMETER}{names[id(p)]}", f"in group {n}{lacks}"
+
+
+def _difference(first: tuple[int, dict[str, Any]], mine: tuple[int, dict[str, Any]]) -> str | None:
+    """In words.  Ranks that have no parameter in common have divided them, and compare nothing."""
+    params = [{key for key in each if key.startswith(_PARAMETER)} for _, each in (first, mine)]
+    if all(params) and not set.intersection(*params):
+        return None
+    return difference([first, mine], about="step()")
