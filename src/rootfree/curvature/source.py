@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from rootfree.curvature.diagonal import DiagonalCurvature
-from rootfree.curvature.kronecker import KroneckerCurvature, memory_of, rows_of_one
+from rootfree.curvature.kronecker import FactorStack, KroneckerCurvature, KroneckerStack
 from rootfree.curvature.outer_products import SumOfOuterProducts
 from rootfree.curvature.protocol import Curvature, ParameterCurvature
 from rootfree.curvature.stacking import BlockCurvature, blocks_of, cut_out
@@ -67,7 +67,7 @@ class CurvatureSource:
         """
         self._answers, self._cuts, self.largest = {}, {}, []
         answers: dict[Tensor, ParameterCurvature | None] = {}
-        held: list[tuple[Tensor, Tensor]] = []
+        held: list[tuple[Tensor, ParameterCurvature]] = []
         known: set[Any] = set()
         for p, shape, B in matrices:
             if p not in answers:
@@ -77,9 +77,9 @@ class CurvatureSource:
                 _check_form(H, p, shape, known)
                 answers[p] = H
                 if V is None or type(H) is SumOfOuterProducts:
-                    held += [(p, t) for t in _tensors_of(H) if t.numel() > 0]
+                    held += [] if H is None else [(p, H)]
                 else:  # now, too: V need not stay, and is made anew where it is used
-                    self.largest += _largest([(p, V)] if V.numel() > 0 else [])
+                    self.largest += _largest([(p, SumOfOuterProducts(V))])
                 if V is not None:
                     self._cuts |= {(p, tile): cut_out(tile, V) for tile in blocks_here(p) or ()}
         self.largest += _largest(held)
@@ -94,7 +94,11 @@ class CurvatureSource:
 
     def blocks(self, tiles: Iterable[tuple[Tensor, Tile]], G: Tensor, *, B: int) -> BlockCurvature:
         """H of the stack of these parameters' tiles with gradients G."""
-        given = [self._cuts.get((p, tile)) or (tile, self._answers[p]) for p, tile in tiles]
+        given: list[tuple[Tile, ParameterCurvature | None]]
+        if self._cuts:
+            given = [self._cuts.get((p, tile)) or (tile, self._answers[p]) for p, tile in tiles]
+        else:
+            given = [(tile, self._answers[p]) for p, tile in tiles]
         return blocks_of(given, G, B=B)
 
     @_disable_dynamo
@@ -130,6 +134,11 @@ def _check_form(H: Any, p: Tensor, shape: tuple[int, ...], known: set[Any]) -> N
     if H is None:
         return
     if isinstance(H, KroneckerCurvature):
+        if H._stack is not None:  # one look for all rows
+            look = (H._stack, shape, p.device)
+            if look in known:
+                return
+            known.add(look)
         fits = math.prod(H.axes) == math.prod(shape)
     elif isinstance(H, SumOfOuterProducts | DiagonalCurvature):
         found = H.V.shape[1:] if isinstance(H, SumOfOuterProducts) else H.h.shape
@@ -166,33 +175,39 @@ def _misfit(H: ParameterCurvature, shape: tuple[int, ...]) -> str:
     return f"axes with product {math.prod(shape)}, got {H.axes}"
 
 
-def _largest(held: Sequence[tuple[Tensor, Tensor]]) -> list[Largest]:
-    """The largest magnitude in the tensors of parameters, in as few calls as their memory allows.
-
-    None of the tensors is empty.
-    """
+def _largest(held: Sequence[tuple[Tensor, ParameterCurvature]]) -> list[Largest]:
+    """The largest magnitude in each tensor of the H of parameters, of whole stacks in one call."""
     found: list[Largest] = []
-    alike: dict[Any, list[tuple[Tensor, Tensor]]] = {}
-    seen: set[Any] = set()
-    for p, t in held:
-        look = (memory_of(t), t.shape, t.stride(), t.dtype)
-        place = (t.storage_offset(), *look)
-        if place not in seen:  # a weight and its bias may have a factor in common
-            seen.add(place)
-            alike.setdefault(look, []).append((p, t))
     apart: dict[Any, list[tuple[Tensor, Tensor]]] = {}
-    for members in alike.values():
-        rows = rows_of_one([t for _, t in members])
-        if rows is None or len(members) == 1:
-            for p, t in members:
-                apart.setdefault((t.device, t.dtype), []).append((p, t))
+    stacks: dict[KroneckerStack, dict[int, tuple[Tensor, ParameterCurvature]]] = {}
+    for p, H in held:
+        if isinstance(H, KroneckerCurvature) and H._stack is not None:
+            stacks.setdefault(H._stack, {})[H._row] = (p, H)
         else:
-            norms = torch.linalg.vector_norm(rows.flatten(1), math.inf, dim=1)
-            found.append(([p for p, _ in members], norms))
-    for members in apart.values():
-        each = torch._foreach_norm([t for _, t in members], math.inf)
-        found += [([p], norm) for (p, _), norm in zip(members, each, strict=True)]
+            _put_apart(p, H, apart)
+    seen: set[FactorStack] = set()
+    for stack, members in stacks.items():
+        if len(members) < len(stack):  # what nobody asked for does not matter
+            for p, H in members.values():
+                _put_apart(p, H, apart)
+            continue
+        new = [factor for factor in stack.factors if factor not in seen and factor.U.numel() > 0]
+        seen.update(new)  # a weight and its bias may have one in common
+        owners = [members[i][0] for i in range(len(stack))]
+        found += [(owners, factor.largest) for factor in new]
+    for alike in apart.values():
+        each = torch._foreach_norm([t for _, t in alike], math.inf)
+        found += [([p], norm) for (p, _), norm in zip(alike, each, strict=True)]
     return found
+
+
+def _put_apart(
+    p: Tensor, H: ParameterCurvature, apart: dict[Any, list[tuple[Tensor, Tensor]]]
+) -> None:
+    """Note the tensors of H that are not empty by device and dtype.  Changes apart."""
+    for t in _tensors_of(H):
+        if t.numel() > 0:
+            apart.setdefault((t.device, t.dtype), []).append((p, t))
 
 
 def _tensors_of(H: ParameterCurvature | None) -> Sequence[Tensor]:

@@ -18,12 +18,10 @@ from rootfree.curvature.kronecker import (
     KroneckerBlocks,
     KroneckerCurvature,
     Part,
-    parts_of,
-    together,
 )
 from rootfree.curvature.outer_products import OuterProducts, SumOfOuterProducts
 from rootfree.curvature.protocol import ParameterCurvature
-from rootfree.curvature.regrouping import regroup
+from rootfree.curvature.regrouping import entries_at, places_of, regroup
 from rootfree.layout.tiles import Tile
 from rootfree.structures import Structure
 
@@ -116,7 +114,9 @@ def _stack(form: tuple[Any, ...], runs: Sequence[_Run], G: Tensor, *, B: int) ->
     restricted = [_parts([H for _, H in run], run[0][0], wide) for run in runs]
     return KroneckerBlocks(
         tuple(
-            Part(members[0].axes, _joined([part.U for part in members]))
+            members[0]
+            if len(members) == 1
+            else Part(members[0].axes, torch.cat([part.U for part in members]))
             for members in zip(*restricted, strict=True)
         ),
         tuple(G.shape[1:]),
@@ -127,8 +127,39 @@ def _parts(Hs: Sequence[Any], tile: Tile, dtype: torch.dtype) -> list[Part]:
     if isinstance(Hs[0], KroneckerCurvature):
         return parts_of(Hs, tile, dtype=dtype)
     # A diagonal is one part over all axes, and is cut as a gradient is.
-    h = _grid_of_many(tile, together([H.h for H in Hs]).to(dtype).abs())
+    h = _grid_of_many(tile, torch.stack([H.h for H in Hs]).to(dtype).abs())
     return [Part(tuple(range(len(tile.view))), h.movedim(-1, 0).reshape(len(Hs) * tile.blocks, -1))]
+
+
+def parts_of(Hs: Sequence[KroneckerCurvature], tile: Tile, *, dtype: torch.dtype) -> list[Part]:
+    """The restriction of each H to every block of a tile: sub-blocks of the regrouped factors.
+
+    Exact: the entries of a Kronecker product are products of entries. The Hs are alike in form.
+    """
+    parts, stack = [], Hs[0]._stack
+    if stack is not None and not stack.has(Hs):
+        stack = None
+    for ns, ms in regroup(tile.view, Hs[0].axes):
+        if stack is not None:
+            if len(ms) == 1 and tile.sizes == tile.view:  # whole parameters
+                factor = stack.factors[ms[0]]
+                parts.append(Part(tuple(ns), factor.U, factor.largest).to(dtype))
+                continue
+            factors = [stack.factors[m].U.to(dtype) for m in ms]
+        else:
+            factors = [torch.stack([H.factors[m] for H in Hs]).to(dtype) for m in ms]
+        blocks = [1] * len(tile.counts)  # the blocks along these axes; the others repeat them
+        for n in ns:
+            blocks[n] = tile.counts[n]
+        uncut = all(tile.sizes[n] == tile.view[n] for n in ns)
+        if uncut and len(factors) == 1:
+            U = factors[0].unsqueeze(1)
+        else:
+            U = entries_at(factors, places_of(tile, ns, factors[0].device))
+        sizes = U.shape[2:]
+        U = U.view(len(Hs), *blocks, *sizes).expand(len(Hs), *tile.counts, *sizes)
+        parts.append(Part(tuple(ns), U.reshape(len(Hs) * tile.blocks, *sizes)))
+    return parts
 
 
 def _grid_of_many(tile: Tile, V: Tensor) -> Tensor:

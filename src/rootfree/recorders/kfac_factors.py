@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from rootfree.curvature.kronecker import FactorStack, KroneckerStack
 from rootfree.recorders.grams import gram, gram_diagonal, gram_of_rows
 from rootfree.recorders.layers import EmbeddingLayer, Layer, LinearLayer, MatrixLayer
 from rootfree.structures.base import per_block, wide_dtype
 
 Sharing = Literal["expand", "reduce"]
+#: H of weights and of lone biases of layers that are alike, and which of the layers it is
+OfLayer: TypeAlias = tuple[KroneckerStack, KroneckerStack, int]
 
 
 @dataclass
@@ -129,25 +132,26 @@ def _index_sums(layer: EmbeddingLayer, x: Tensor, sharing: Sharing) -> InputSums
 
 
 def of_layers(
-    recorded: Mapping[int, tuple[LayerSums, bool]], *, factor: float
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """factor·Σ g gᵀ and E[a aᵀ] of every layer, by its key; layers of one form are made together.
+    recorded: Mapping[int, tuple[LayerSums, Layer, bool]], *, factor: float
+) -> dict[int, OfLayer]:
+    """G ⊗ A and G of every layer, by its key: G = factor·Σ g gᵀ, A = E[a aᵀ].
 
     `recorded`: the sums of a layer, and whether its inputs have a one appended, that of the bias.
-    Factors of one form are rows of one tensor: who stacks them again has nothing to copy.
     """
     alike: dict[Any, list[int]] = {}
-    for key, (sums, bias) in recorded.items():
+    for key, (sums, layer, bias) in recorded.items():
         rows = None if isinstance(sums.inputs.rows, Tensor) else sums.inputs.rows
         A, G = sums.inputs.A, sums.G
-        form = (A.shape, A.dtype, A.device, G.shape, G.dtype, G.device, rows, bias)
+        form = (A.shape, A.dtype, A.device, G.shape, G.dtype, G.device, rows, layer.indexed, bias)
         alike.setdefault(form, []).append(key)
-    made: dict[int, tuple[Tensor, Tensor]] = {}
-    for (*_, bias), keys in alike.items():
+    made: dict[int, OfLayer] = {}
+    for (*_, indexed, bias), keys in alike.items():
         many = [recorded[key][0] for key in keys]
-        Gs = _as_matrices(torch.stack([sums.G for sums in many])).mul_(factor)
-        As = _mean_inputs([sums.inputs for sums in many], bias=bias)
-        made.update(zip(keys, zip(Gs.unbind(), As.unbind(), strict=True), strict=True))
+        left = FactorStack(_as_matrices(torch.stack([sums.G for sums in many])).mul_(factor))
+        right = FactorStack(_mean_inputs([sums.inputs for sums in many], bias=bias))
+        both = (right, left) if indexed else (left, right)
+        weights, biases = KroneckerStack(both), KroneckerStack((left,))
+        made |= {key: (weights, biases, row) for row, key in enumerate(keys)}
     return made
 
 
@@ -179,15 +183,13 @@ def _mean_inputs(many: Sequence[InputSums], *, bias: bool) -> Tensor:
     if not bias:
         return A.div_(of_matrix)
     i = A.shape[1]
-    joined = A.new_empty([len(A)] + [i + 1] * (A.dim() - 1))
+    joined = A.new_ones([len(A)] + [i + 1] * (A.dim() - 1))
     if A.dim() == 2:
         torch.div(A, of_matrix, out=joined[:, :i])
-        joined[:, i] = 1.0
         return joined
     torch.div(A, of_matrix, out=joined[:, :i, :i])
+    last = joined[:, i, :i]
     a = torch.stack([sums.a for sums in many])
-    mean = a.div_(rows.unsqueeze(1) if isinstance(rows, Tensor) else rows)
-    joined[:, :i, i] = mean
-    joined[:, i, :i] = mean
-    joined[:, i, i] = 1.0
+    torch.div(a, rows.unsqueeze(1) if isinstance(rows, Tensor) else rows, out=last)
+    joined[:, :i, i] = last
     return joined

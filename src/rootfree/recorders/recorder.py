@@ -72,6 +72,7 @@ class Recorder(ABC):
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._parameters = dict(model.named_parameters())
         self._paths = [(name.split("."), p) for name, p in self._parameters.items()]
+        self._spots = _spots(model, [path for path, _ in self._paths])
         self._sharded = any(map(is_sharded, self._parameters.values()))
         self._open = False
         self._skipping = False
@@ -273,13 +274,15 @@ class Recorder(ABC):
             )
         if replaced := self._replaced():
             return replaced
-        for (path, p), (shape, device) in zip(self._paths, self._looks, strict=True):
-            if (p.shape, p.device) != (shape, device):
-                return (
-                    f"parameter {'.'.join(path)} was {tuple(shape)} on {device} when the {name} "
-                    f"recorded and is {tuple(p.shape)} on {p.device} now: run forward and backward "
-                    "again"
-                )
+        looks = [(p.shape, p.device) for _, p in self._paths]
+        if looks != self._looks:
+            i = next(i for i, look in enumerate(looks) if look != self._looks[i])
+            (path, p), (shape, device) = self._paths[i], self._looks[i]
+            return (
+                f"parameter {'.'.join(path)} was {tuple(shape)} on {device} when the {name} "
+                f"recorded and is {tuple(p.shape)} on {p.device} now: run forward and backward "
+                "again"
+            )
         if not any(id(p) in self._names for p in params):
             return f"none of the optimizer's parameters belongs to the {name}'s model"
         return None
@@ -302,6 +305,8 @@ class Recorder(ABC):
         self._n = self._misfit = None
 
     def _replaced(self) -> str | None:
+        if all(place.get(name) is found for place, name, found in self._spots):
+            return None
         for path, p in self._paths:
             found = _at(self.model, path)
             # Between forward and backward FSDP2 may have the whole parameter in its place.
@@ -339,8 +344,23 @@ class Recorder(ABC):
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
 
 
+def _spots(model: nn.Module, paths: Sequence[Sequence[str]]) -> list[tuple[Any, str, Any]]:
+    """Dicts of modules, with a name and what it stands for: all that the paths depend on.
+
+    A look at them takes a fraction of the time of following the paths.
+    """
+    spots: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+    for path in paths:
+        found: Any = model
+        for i, name in enumerate(path):
+            place = getattr(found, "_modules" if i < len(path) - 1 else "_parameters", {})
+            found = place.get(name, place)  # itself: never what the name stands for
+            spots[id(place), name] = (place, name, found)
+    return list(spots.values())
+
+
 def _at(model: nn.Module, path: Sequence[str]) -> Any:
-    """What a model has at the place of a parameter: in every step, so without a list of all."""
+    """What a model has at the place of a parameter."""
     found: Any = model
     for name in path:
         found = getattr(found, name, None)

@@ -221,11 +221,9 @@ class Watch:
             if isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
                 return {}
             found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
-        flags = {device: self._flag(gs, device) for device, gs in found.items()}
-        for device in flags:
-            given = [tensor for tensor in curvature if tensor.device == device]
-            if given:
-                flags[device] = torch.maximum(flags[device], _plain_flag(given))
+        for tensor in curvature:  # on the device of a parameter, and looked at with the gradients
+            found.setdefault(tensor.device, []).append(tensor)
+        flags = {device: self._flag(tensors, device) for device, tensors in found.items()}
         if self.over_ranks is not None:
             self.over_ranks(flags)
         if len(flags) > 1:

@@ -55,8 +55,8 @@ class Diagonal(Structure):
         return K.square()
 
     def project_congruence(self, K: Tensor, U: Tensor, unit: Tensor | None = None) -> Tensor:
-        U = divided(U, unit)
-        return K.to(U.dtype).square() * (U if U.dim() == 2 else U.diagonal(dim1=1, dim2=2))
+        u = divided(U if U.dim() == 2 else U.diagonal(dim1=1, dim2=2), unit)
+        return K.to(U.dtype).square() * u
 
     def squared_rows(self, K: Tensor) -> Tensor:
         return K.to(wide_dtype(K.dtype)).square()
