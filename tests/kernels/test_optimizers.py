@@ -12,6 +12,7 @@ import rootfree
 from conformance.curvatures import FromGradients
 from kernels.devices import DEVICE
 from rootfree import DiagonalCurvature, KroneckerCurvature, SumOfOuterProducts
+from rootfree.kernels.block_table import COLUMN
 from rootfree.kernels.fused_stack import FusedStack
 from rootfree.kernels.halves import joined
 from rootfree.kernels.plan import kernels_run
@@ -226,6 +227,10 @@ def assert_joint(optimizer, layer) -> None:
         if slot.p is layer.weight
     ]
     assert any(piece.p is layer.bias for slot in slots for piece in slot.pieces)
+    for stack in stacks(optimizer):
+        of_bias = [p is layer.bias for p in stack.ps]
+        if isinstance(stack, FusedStack) and any(of_bias) and not optimizer._flat:
+            assert stack._placed.shapes[of_bias.index(True)] == COLUMN
 
 
 @pytest.mark.parametrize("row", GIVEN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch import Tensor
 from rootfree.curvature import BlockCurvature, OuterProducts
 from rootfree.kernels.axis_products import without
 from rootfree.kernels.block_table import (
-    COLS,
-    ROWS,
+    COLUMN,
+    SHARE,
     WARPS,
     as_table,
     in_order,
@@ -36,7 +36,8 @@ from rootfree.rules.momentum import Tail
 
 # Items of a program that only reads, where looking up the place would take most of its time.
 _SEVERAL = 4
-_PROGRAM: dict[str, Any] = {"ROWS": ROWS, "COLS": COLS, "num_warps": WARPS}
+#: items that are launched together, how many there are, their site, constants of the kernels
+_Launch: TypeAlias = tuple[Tensor, int, tuple[Any, ...], dict[str, Any]]
 # What rules have in their launches; kernels read it on the device.
 _RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum", "update_every")
 
@@ -96,13 +97,18 @@ class FusedStack(KernelStack):
     def _lay_out(self) -> None:
         device = self.ps[0].device
         self._placed = placed(self.shares, {p: i for i, p in enumerate(self.ps)})
-        rectangles, items, spans, self._regular = in_order(self._placed.of_parameter)
+        rectangles, items, spans, (regular, wide) = in_order(self._placed)
         self._rectangles = as_table(rectangles, torch.int64, device)
         self._items = as_table(items, torch.int32, device)
-        parts = ((self._items[: self._regular], True), (self._items[self._regular :], False))
-        self._split = [(part, len(part), each) for part, each in parts if len(part)]
         # What launches differ in from those of other stacks (see `launch`).
-        self._site = (device, self._dtype, self._items.data_ptr() % 16, self._regular % 4)
+        self._site = (device, self._dtype, self._items.data_ptr() % 16)
+        columns = self._launches_of(slice(wide, None), COLUMN)
+        self._unaligned = [*self._launches_of(slice(wide), SHARE), *columns]
+        self._aligned = [
+            *self._launches_of(slice(regular), SHARE, aligned=True),
+            *self._launches_of(slice(regular, wide), SHARE),
+            *columns,
+        ]
         self._spans = as_table(spans, torch.int32, device)  # first and last item of each parameter
         self._sizes = as_table([p.numel() for p in self.ps], torch.int64, device)
         tables = (self._rectangles, self._items, self._spans, self._sizes)
@@ -125,12 +131,11 @@ class FusedStack(KernelStack):
         self._gradients.send(gs)
         kernels = triton_kernels()
         G = kernels.dtype(gs[0])
-        for items, count, regular in self._launches(self._gradients.aligned):
+        for items, count, site, constants in self._launches(self._gradients.aligned):
             launch(
                 kernels.blocks.gather_kernel, count,
                 items, self._rectangles, self._gradients.tensor, self._values, self._squares,
-                site=(*self._site, G, squares, regular),
-                G=G, SQUARES=squares, ALIGNED=regular, **_PROGRAM,
+                site=(*site, G, squares), G=G, SQUARES=squares, **constants,
             )  # fmt: skip
 
     def _make_room(self) -> None:
@@ -227,17 +232,16 @@ class FusedStack(KernelStack):
             "CLIP": tail.clip is not None,
             "RMS": tail.rms is not None,
             "DECOUPLED": tail.coupled == 0,
-            **_PROGRAM,
         }
         for of_step, wanted in ((False, tail.cap), (True, tail.rms)):
             if wanted is not None and scales is not None:
                 self._measure(arguments, constants, scales, of_step=of_step)
         rate = arguments[4]
-        site = (*self._site, rate.dtype, rate.data_ptr() % 16, count, *constants.values())
-        for items, programs, regular in self._launches(self._state.aligned):
+        looks = (rate.dtype, rate.data_ptr() % 16, count, *constants.values())
+        for items, programs, site, shape in self._launches(self._state.aligned):
             launch(
                 kernels.blocks.tail_kernel, programs, items, *arguments, count,
-                site=(*site, regular), ALIGNED=regular, **constants,
+                site=(*site, *looks), **shape, **constants,
             )  # fmt: skip
         for kind, copies in zip((ps, ms), moved, strict=True):
             for t, copy in zip(kind, copies, strict=True):
@@ -254,26 +258,35 @@ class FusedStack(KernelStack):
         """What directions (or, `of_step`, whole steps) are to be multiplied by."""
         kernels = triton_kernels()
         sums = torch.empty(len(self._items), dtype=torch.float64, device=scales.device)
-        done, chosen = 0, ("M", "MOMENTUM", "NESTEROV", "CAP", "CLIP", *_PROGRAM)
+        done, chosen = 0, ("M", "MOMENTUM", "NESTEROV", "CAP", "CLIP")
         constants = {key: constants[key] for key in chosen}
-        site = (*self._site, len(self.ps), of_step, *constants.values())
-        for items, count, regular in self._launches(self._state.aligned or not of_step):
+        looks = (len(self.ps), of_step, *constants.values())
+        for items, count, site, shape in self._launches(self._state.aligned or not of_step):
             launch(
                 kernels.blocks.squares_kernel, -(-count // _SEVERAL),
                 items, *arguments[:4], self.numbers.tensor, sums[done:], len(self.ps), count,
-                site=(*site, done % 2, regular),
-                OF_STEP=of_step, SEVERAL=_SEVERAL, ALIGNED=regular, **constants,
+                site=(*site, *looks, done % 2),
+                OF_STEP=of_step, SEVERAL=_SEVERAL, **shape, **constants,
             )  # fmt: skip
             done += count
         launch(
             kernels.blocks.scale_kernel, len(self.ps),
             sums, self._spans, self._sizes, self.numbers.tensor, scales, len(self.ps),
-            site=site, OF_STEP=of_step, BLOCK=512,
+            site=(*self._site, *looks), OF_STEP=of_step, BLOCK=512,
         )  # fmt: skip
 
-    def _launches(self, regular: bool) -> list[tuple[Tensor, int, bool]]:
-        """Items in one or two launches: those that may be read eight at a time, and the others."""
-        return self._split if regular else [(self._items, len(self._items), False)]
+    def _launches(self, aligned: bool) -> list[_Launch]:
+        """`aligned`: whether tensors begin where eight numbers can be read at once."""
+        return self._aligned if aligned else self._unaligned
+
+    def _launches_of(
+        self, part: slice, share: tuple[int, int], *, aligned: bool = False
+    ) -> list[_Launch]:
+        """One, or none where there are no such items."""
+        items = self._items[part]
+        constants = {"ALIGNED": aligned, "ROWS": share[0], "COLS": share[1], "num_warps": WARPS}
+        site = (*self._site, aligned, share)
+        return [(items, len(items), site, constants)] if len(items) else []
 
 
 def _is_default(H: BlockCurvature, part: Part) -> bool:
