@@ -37,7 +37,7 @@ class Allowance:
             yield block
 
 
-class _Counted(gzip.GzipFile):
+class Counted(gzip.GzipFile):
     """A gzipped file that counts all that is read of it."""
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ def gunzip(path: Path) -> bytes:
 def unpack_tar(archive: Path, keep: tuple[str, ...], target: Path) -> None:
     """Put the files of a gzipped tar archive whose paths match into the folder `target`."""
     # Headers count too, in small blocks: tarfile takes them into memory, however long they are.
-    with _Counted(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
+    with Counted(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
         for member in tar:
             kept = member.isfile() and matches(member.name, keep)
             content = tar.extractfile(member) if kept else None
