@@ -182,6 +182,22 @@ def test_examples_on_the_first_axis_are_known_beside_as_many_positions():
     assert reduce.of(model.inside.weight, batch_size=N) is not None
 
 
+def test_biases_whose_gradient_is_rounding_alone_are_recorded_with_their_weights():
+    """Batch norm takes off the mean: both sums of the bias's gradient are noise, and differ."""
+    model = seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(392, CLASSES)
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recorder = recorded(PerExampleFisherRecorder(model), model, normal(N, 3, 9, 9))
+    weight, bias = model[0].parameters()
+    assert bias.grad.norm() < 1e-4 * weight.grad.norm()
+    V = recorder.of(weight, batch_size=N).V.sum(0) / N**0.5
+    torch.testing.assert_close(V.view_as(weight), weight.grad, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", RECORDERS)
 def test_a_first_batch_that_is_not_finite_is_left_out_and_settles_nothing(name):
     """Targets cannot be drawn from NaN, and no gradient is equal to it."""

@@ -18,6 +18,9 @@ from rootfree.structures.base import wide_dtype
 
 # Products in half precision are off by some thousandths.
 _TOLERANCE = 0.02
+# A bias before a batch norm, or of the keys of attention, has a gradient of zero: what is left of
+# the sum is rounding.
+_CANCELLED = 1e-3
 NOT_WHOLE = (
     "what went through its modules is not its whole gradient: it is used elsewhere too (tied, or "
     "by a function), made by a hook (weight_norm, spectral_norm), or its module mixes examples"
@@ -60,10 +63,16 @@ class WholeGradients:
         """Whether a parameter was not looked at yet."""
         return id(p) not in self._known
 
-    def contradicts(self, p: Tensor, recorded: Mapping[int, Callable[[], Tensor]]) -> bool:
+    def contradicts(
+        self,
+        p: Tensor,
+        recorded: Mapping[int, Callable[[], Tensor]],
+        size: Tensor | float = 0.0,
+    ) -> bool:
         """Whether what was recorded of `p` is not its gradient; waits for the device once.
 
-        `recorded`: the gradient of each backward pass as far as it was recorded.
+        `recorded`: the gradient of each backward pass as far as it was recorded. `size`: the norm
+        of what it is a sum of.
         """
         totals = self._totals.pop(id(p), {})
         passes = [number for number in recorded if number in totals]
@@ -72,7 +81,8 @@ class WholeGradients:
             return False  # nothing to compare with: another time
         self._known.add(id(p))
         found = torch.stack([recorded[number]() for number in passes]).sum(0).reshape(total.shape)
-        return not bool((found - total).norm() <= _TOLERANCE * total.norm())
+        most = _TOLERANCE * total.norm() + _CANCELLED * size
+        return not bool((found - total).norm() <= most)
 
 
 def this_backward() -> int:
