@@ -146,6 +146,17 @@ def test_training_goes_on_after_an_outlier(method):
     assert there - found > 0.5 * (there - usual), (there, found, usual)
 
 
+@pytest.mark.parametrize("method", ["IFShampoo", "IFWhitening"])
+def test_a_normalised_step_has_no_trace_of_an_outlier(method):
+    """Damping relative to a mean that had the outlier in it held whitening back for good."""
+    make = METHODS[method]
+    for factor in (1e6, 1e25):
+        _, there, _ = train(make, factor, at=20, steps=21)
+        _, found, _ = train(make, factor, at=20, steps=300)
+        _, usual, _ = train(make, 1.0, steps=300)
+        assert there - found > 0.9 * (there - usual), (there, found, usual)
+
+
 class SquaredGradients:
     """B·g², given as a curvature."""
 
