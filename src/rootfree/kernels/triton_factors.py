@@ -16,6 +16,7 @@ import triton.language as tl
 from rootfree.kernels.triton_shared import (
     LARGEST_DAMPING,
     LEAST,
+    MOST,
     SKIP,
     SLOWLY,
     add_up,
@@ -63,7 +64,7 @@ def start_kernel(
 def follow_kernel(
     squares, started, means, scales, lams, moves, numbers, count, elements, AXES: tl.constexpr
 ):  # fmt: skip
-    """Whitening: v <- v + β₂/100(mean(G²) - v), λ = ρv, and the scale of a block that starts."""
+    """Whitening: v <- v + β₂/100(min(mean(G²), 1000v) - v), λ = ρv, the scale of a fresh block."""
     b = tl.program_id(0)
     rms = root_of(add_up(squares, b, count) / elements)
     has_gradient = (rms > 0) & (rms < float("inf")) & (tl.load(numbers + SKIP) == 0)
@@ -83,7 +84,8 @@ def followed(v, rms, beta2, has_gradient, fresh):
     """The running mean of mean(G²), which starts with the first that is not zero."""
     rms = tl.minimum(rms, 1e15)
     square = rms * rms
-    moved = tl.where(fresh, square, v + SLOWLY * beta2 * (square - v))
+    limited = tl.where(v > 0, tl.minimum(square, MOST * v), square)
+    moved = tl.where(fresh, square, v + SLOWLY * beta2 * (limited - v))
     return tl.where(has_gradient, moved, v)
 
 

@@ -162,7 +162,10 @@ class Recorder(ABC):
             self._skipping = False
 
     def _settled(self, output: Any) -> list[tuple[Any, bool]]:
-        """Who was unclear in this forward pass, and whether its examples do come first."""
+        """Who was unclear in this forward pass, and whether its examples do come first.
+
+        Who stays unclear is not named, and asks again.
+        """
         unclear, self._unclear = self._unclear, []
         if not unclear:
             return []
@@ -173,7 +176,8 @@ class Recorder(ABC):
             found = which_have_examples_first(output, self._n, [edge for _, edge in unclear])
         finally:
             self._passing = False
-        return [(who, first) for (who, _), first in zip(unclear, found, strict=True)]
+        pairs = zip(unclear, found, strict=True)
+        return [(who, first) for (who, _), first in pairs if first is not None]
 
     def backward(self, loss: Tensor, outputs: Tensor | None = None) -> None:
         """``loss.backward()`` and the extra passes that the recorder needs.
