@@ -262,6 +262,37 @@ def test_cross_entropy_over_positions_is_told():
         counted(Reshaped(4, 5), lambda m: cross_entropy(m(x), y))
 
 
+class Two(nn.Module):
+    """Hidden numbers beside the predictions, after a first input that has no examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.head = nn.Linear(3, 5), nn.Linear(5, 4)
+
+    def forward(self, scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.inside(scale * x)
+        return hidden, self.head(hidden)
+
+
+def test_of_several_outputs_the_one_that_has_the_loss_is_looked_at():
+    one, y = torch.ones(()), torch.arange(32) % 4
+    with pytest.raises(UserWarning, match=r"shape \(32, 4\).*mean over 128 numbers, not over 32"):
+        counted(Two(), lambda m: m(one, x)[1].square().mean())
+    assert counted(Two(), lambda m: cross_entropy(m(one, x)[1], y)) == 32
+
+
+def test_an_input_whose_first_axis_is_not_that_of_the_loss_is_told():
+    y = torch.arange(32) % 4
+    with pytest.raises(UserWarning, match=r"counts 1 loss terms.*mean over 32 numbers"):
+        counted(Two(), lambda m: cross_entropy(m(torch.ones(1), x)[1], y))
+
+
+def test_examples_that_cross_entropy_leaves_out_are_told():
+    y = torch.where(torch.arange(32) < 20, 1, -100)
+    with pytest.raises(UserWarning, match="mean over 20 numbers, not over 32"):
+        counted(nn.Linear(3, 4), lambda m: cross_entropy(m(x), y))
+
+
 def test_sequences_of_integers_are_told():
     ids = torch.randint(VOCABULARY, (4, 6))
     with pytest.raises(UserWarning, match=r"whole numbers of shape \(4, 6\).*count='tokens'"):
@@ -278,9 +309,9 @@ def test_a_warning_is_given_once():
     optimizer = optimizer_of(model)
     with rootfree.track_batch_size(model, optimizer), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        for _ in range(3):
+        for factor in (torch.nan, 1.0, 1.0):  # a batch that is left out says nothing
             optimizer.zero_grad()
-            model(x).square().mean().backward()
+            (factor * model(x)).square().mean().backward()
             optimizer.step()
     assert len(seen) == 1
 

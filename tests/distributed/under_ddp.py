@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import rootfree
@@ -74,6 +74,15 @@ def other_rate_of_halves(rank: int) -> None:
     halves = init_device_mesh("cpu", (2, 2), mesh_dim_names=("half", "within"))
     optimizer = if_shampoo(model.parameters(), placement=rootfree.Sharded(mesh=halves["within"]))
     optimizer.param_groups[0]["lr"] = 0.1 * (1 + (rank >= 2))
+    trained(model, optimizer)
+
+
+def outside_the_mesh(rank: int) -> None:
+    """Those that are in it share with each other, and wait in the backward pass."""
+    model, mesh = copies(), DeviceMesh("cpu", [0, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer = if_shampoo(model.parameters(), placement=rootfree.Sharded(mesh=mesh))
     trained(model, optimizer)
 
 
@@ -205,6 +214,7 @@ CASES: dict[str, tuple[Callable[[int], Any], str]] = {
     "DDP: placement": (placement_on_some, "waits to share its parameters, rank "),
     "DDP: other rate": (other_rate, "step(): lr of parameter group 0 must be the same on all rank"),
     "DDP: other rate of halves": (other_rate_of_halves, "step(): lr of parameter group 0 must be "),
+    "DDP: outside the mesh": (outside_the_mesh, "must contain every rank that has the parameters"),
     "DDP: other parameters": (other_parameters, "step(): parameter unused.bias must be the same"),
     "DDP: other count": (other_count, "step of parameter group 0 must be the same on all ranks, g"),
     "DDP: counted on one": (counted_on_one, "whether track_batch_size counts must be the same on "),

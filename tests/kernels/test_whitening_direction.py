@@ -93,16 +93,19 @@ def test_a_block_without_gradient_waits():
 
 @pytest.mark.parametrize("scale", [1e-12, 1e10])
 def test_gradients_that_jump(scale):
-    """λ follows at once, P does not: the damping is limited before it leaves the range."""
-    _, state = state_of((6, 8))
+    """λ follows sooner than P: it, and the damping, are limited before they leave the range."""
+    structures, state = state_of((6, 8))
+    group = {"precond_lr": 0.5, "damping": 0.01, "factor_norm": "spectral", "update_every": 1}
     numbers = torch.tensor([0.0] * 5 + [1.0, 0.5, 0.01, 1.0, *[0.0] * 3], device=DEVICE)
     mine = for_kernels(state, (6, 8))
     for i, size in enumerate((1.0, scale, scale, 1.0)):
         G = gradients((6, 8), i, scale=size)
+        _direction(group, structures, state, G, OuterProducts(G))
         whitening.direction_(
             mine, G, G.double().flatten(1).square(), numbers, norm="spectral", refresh=True
         )
         assert G.isfinite().all()
+        torch.testing.assert_close(mine["mean_square"], state["mean_square"], rtol=1e-4, atol=0)
     for n in range(2):
         C = joined(mine)[f"factor{n}"].double()
         assert torch.linalg.eigvalsh(C @ C.mT).min() > 0

@@ -77,7 +77,8 @@ class IFWhiteningOracle:
             size = square ** (-1 / (2 * len(self.dims)))
             self.factors = [size * p for p in self.factors]
         else:
-            self.mean_square += self.beta2 / 100 * (square - self.mean_square)
+            limited = min(square, 1000 * self.mean_square)
+            self.mean_square += self.beta2 / 100 * (limited - self.mean_square)
         P, g = kron_all(self.factors), grad.reshape(-1)
         seen = P @ (np.outer(g, g) + self.rho * self.mean_square * np.eye(g.size)) @ P
         moved = []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import rootfree
+from recorders.every_recorder import RECORDERS, record
 from recorders.networks import labels, normal, seeded
 from rootfree.recorders import KFACRecorder, MonteCarloFisherRecorder, PerExampleFisherRecorder
 from rootfree.recorders.losses import LOSSES
@@ -179,6 +180,45 @@ def test_examples_on_the_first_axis_are_known_beside_as_many_positions():
         torch.testing.assert_close(H.V[i] * N**0.5, model.inside.weight.grad)
     reduce = recorded(KFACRecorder(model, sharing="reduce"), model, x)
     assert reduce.of(model.inside.weight, batch_size=N) is not None
+
+
+def test_biases_whose_gradient_is_rounding_alone_are_recorded_with_their_weights():
+    """Batch norm takes off the mean: both sums of the bias's gradient are noise, and differ."""
+    model = seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(392, CLASSES)
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recorder = recorded(PerExampleFisherRecorder(model), model, normal(N, 3, 9, 9))
+    weight, bias = model[0].parameters()
+    assert bias.grad.norm() < 1e-4 * weight.grad.norm()
+    V = recorder.of(weight, batch_size=N).V.sum(0) / N**0.5
+    torch.testing.assert_close(V.view_as(weight), weight.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+def test_a_first_batch_that_is_not_finite_is_left_out_and_settles_nothing(name):
+    """Targets cannot be drawn from NaN, and no gradient is equal to it."""
+    model, x = seeded(lambda: Positions(first=False)), normal(N, N, 4)
+    recorder = RECORDERS[name](model)
+    optimizer = rootfree.IFShampoo(model.parameters(), batch_size=N, curvature=recorder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in (torch.full_like(x, torch.nan), x):
+            optimizer.zero_grad()
+            record(recorder, model, [(batch, labels(N, CLASSES))])
+            found = {p: recorder.of(p, batch_size=N) for p in model.parameters()}
+            optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert None not in found.values()
+
+
+def test_targets_of_binary_cross_entropy_cannot_be_drawn_from_nan():
+    z = torch.tensor([0.5, torch.nan, -1.0])
+    g = LOSSES["binary_cross_entropy"].sample(z, torch.Generator().manual_seed(0))
+    assert g.isnan().tolist() == [False, True, False]
 
 
 def test_a_model_that_splits_its_batch_is_refused_for_that():

@@ -146,6 +146,29 @@ def test_training_goes_on_after_an_outlier(method):
     assert there - found > 0.5 * (there - usual), (there, found, usual)
 
 
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_first_gradients_at_the_end_of_the_range(method):
+    """Their norm, times the root of B, is beyond it."""
+    p = nn.Parameter(torch.ones(4, 3))
+    optimizer = METHODS[method]([p])
+    for size in (1e38, 1e38, 1.0, 1.0):
+        p.grad = size * torch.tensor([1.0, -0.5, 0.7]).expand(4, 3)
+        optimizer.step()
+    assert optimizer.skipped_steps == 0
+    assert finite(optimizer)
+
+
+@pytest.mark.parametrize("method", ["IFShampoo", "IFWhitening"])
+def test_a_normalised_step_has_no_trace_of_an_outlier(method):
+    """Damping relative to a mean that had the outlier in it held whitening back for good."""
+    make = METHODS[method]
+    for factor in (1e6, 1e25):
+        _, there, _ = train(make, factor, at=20, steps=21)
+        _, found, _ = train(make, factor, at=20, steps=300)
+        _, usual, _ = train(make, 1.0, steps=300)
+        assert there - found > 0.9 * (there - usual), (there, found, usual)
+
+
 class SquaredGradients:
     """B·g², given as a curvature."""
 

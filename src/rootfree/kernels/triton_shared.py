@@ -22,6 +22,7 @@ LARGEST = tl.constexpr(outer_products.LARGEST)
 LEAST = tl.constexpr(LEAST_DAMPING)
 LARGEST_DAMPING = tl.constexpr(if_whitening.LARGEST_DAMPING)
 SLOWLY = tl.constexpr(if_whitening.SLOWLY)
+MOST = tl.constexpr(if_whitening.MOST)
 SKIP = tl.constexpr(tables.SKIP)
 
 

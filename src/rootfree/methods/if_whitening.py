@@ -71,7 +71,9 @@ def _refresh_(
 
 
 def _follow_size_(group: Group, structures: Structures, state: State, root: Tensor) -> Tensor:
-    """v <- v + β/100·(mean(G²) - v); blocks that meet their first gradient start.  Changes state.
+    """v <- v + β/100·(min(mean(G²), 1000 v) - v); blocks start with their first gradient.
+
+    Changes state.
 
     `root` (b,) is √mean(G²), of the curvature √(tr H/D). Returns which blocks have a gradient: the
     others wait.
@@ -79,7 +81,8 @@ def _follow_size_(group: Group, structures: Structures, state: State, root: Tens
     moves = (root > 0) & root.isfinite()
     fresh = ~state["started"] & moves
     v, square = state["mean_square"], root.square().clamp(max=_LARGEST_MEAN)
-    followed = torch.where(fresh, square, v.lerp(square.to(v.dtype), rules.SLOWLY * _rate(group)))
+    limited = torch.where(v > 0, square.minimum(rules.MOST * v), square).to(v.dtype)
+    followed = torch.where(fresh, square, v.lerp(limited, rules.SLOWLY * _rate(group)))
     v.copy_(torch.where(moves, followed, v))
     # Pₙ = (mean G²)^{-1/(2N)}·I; at most 10¹⁵ for the product of all, as for inverse-free Shampoo.
     scale = root.clamp(min=1e-15).pow(-1 / (2 * len(structures)))
@@ -103,9 +106,9 @@ class IFWhitening(BlockOptimizer):
         M  <- α₁ M + U;   the step is U + α₁ M (Nesterov), scaled to root mean square r
         W  <- (1 - β₁κ)W - β₁·step
 
-    β = 1 - (1 - β₂)ᵀ, and v is a running mean of mean(G²), at the rate β/100. Where gradients have
-    become small beside what they were, as close to a minimum, U is small too, and a step below that
-    of white noise is not scaled up to r: the parameter comes to rest.
+    β = 1 - (1 - β₂)ᵀ, and v is a running mean of min(mean(G²), 1000 v), at the rate β/100. Where
+    gradients have become small beside what they were, as close to a minimum, U is small too, and a
+    step below that of white noise is not scaled up to r: the parameter comes to rest.
 
     ⊗Pₙ follows (E[ggᵀ])^{-½}: its fixed point is that of Shampoo by Kullback-Leibler divergence,
     which takes an eigendecomposition. There is no inverse, no root to compute, and nothing that

@@ -56,7 +56,8 @@ def in_unit_(state: State, H: BlockCurvature, d: int, dtype: torch.dtype) -> Blo
     root = H.root_mean_diagonal((d,)).double() * math.sqrt(d)
     counts = (root > 0) & root.isfinite()
     fresh = counts & (unit == 0)
-    first = torch.where(fresh, root, first)
+    largest = torch.finfo(state["first"].dtype).max
+    first = torch.where(fresh, root.clamp(max=largest), first)
     large = growing & counts & (root > math.sqrt(TOO_LARGE) * first)
     moved = torch.where(large, unit / math.sqrt(BACK), unit * math.sqrt(GROWTH))
     moved = torch.where(fresh, 1.0, moved).minimum(first)

@@ -54,6 +54,10 @@ class Sharded:
             raise ValueError(f"replicas must be a positive integer or None, got {number!r}")
 
 
+class OutsideError(ValueError):
+    """A mesh that this rank is not in."""
+
+
 def checked_placement(given: Mapping[str, Any]) -> Sharded | None:
     """The argument `placement` among those of a constructor."""
     value = given.get("placement")
@@ -92,9 +96,9 @@ def sharing_ranks(placement: Sharded | None, params: Iterable[Any]) -> Sharing |
         ranks = list(range(distributed.get_world_size()))
     me, replicas = distributed.get_rank(), (placement and placement.replicas) or 1
     if me not in ranks:
-        raise ValueError(
+        raise OutsideError(
             f"placement: the mesh with the ranks {_listed(ranks)} must contain every rank that has "
-            f"the parameters, but not rank {me}"
+            f"the parameters, but rank {me} is not in it"
         )
     if len(ranks) % replicas != 0:
         raise ValueError(f"replicas must divide the number of ranks, {len(ranks)}, got {replicas}")

@@ -57,7 +57,8 @@ class CrossEntropy:
     def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
         axis = _class_axis(z)
         p = z.softmax(axis).movedim(axis, -1).contiguous()
-        drawn = torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator)
+        rows = _drawable(p.reshape(-1, p.shape[-1]))
+        drawn = torch.multinomial(rows, 1, generator=generator)
         g = p.clone()  # p - e_y
         g.view(-1, p.shape[-1]).scatter_add_(1, drawn, -torch.ones_like(drawn, dtype=p.dtype))
         return g.movedim(-1, axis)
@@ -97,7 +98,7 @@ class BinaryCrossEntropy:
 
     def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
         p = z.sigmoid()
-        return p - torch.bernoulli(p, generator=generator)
+        return p - torch.bernoulli(_drawable(p), generator=generator)
 
     def weight(self, z: Tensor, g: Tensor, loss: Tensor) -> Tensor:
         # g = w(p - y) with 0 <= y <= 1: w >= g/p where g > 0, and w >= -g/(1-p) elsewhere.
@@ -160,8 +161,11 @@ class LossScale:
         if batch_size in self._trusted:
             return  # looked at once: reading the scale waits for the device
         here = 0.0 if self._weight is None else float(self._weight)
+        here = here if math.isfinite(here) else math.inf  # which ranks see alike, unlike NaN
         # gradients of a rank are those of its own average
         excess = self._ranks.largest(here) * batch_size / self._ranks.divisor
+        if excess == math.inf:
+            return  # nothing to go by: another time
         if excess > _TOLERANCE:
             raise RuntimeError(
                 f"batch_size={batch_size} says that the loss is an average, but its gradient is "
@@ -186,6 +190,11 @@ def check_exact(loss: str, z: Tensor, *, examples: int | None) -> None:
             f"Hessian takes a backward pass for each; at most {_MOST_PASSES} are made. Take "
             'fisher="monte-carlo"'
         )
+
+
+def _drawable(p: Tensor) -> Tensor:
+    """Probabilities without NaN, from which torch cannot draw; the gradient keeps it."""
+    return p.nan_to_num(nan=1.0)
 
 
 def _class_axis(z: Tensor) -> int:

@@ -260,7 +260,8 @@ class PerExampleFisherRecorder(Recorder):
                 continue
             numbers = {call.backward for m, _ in owners for call in self._records[m]}
             found = {number: partial(self._total, owners, number) for number in numbers}
-            if self._whole.contradicts(p, found):
+            size = sum(call.grad.norm() for m, _ in owners for call in self._records[m])
+            if self._whole.contradicts(p, found, size):
                 self._strangers |= {module for module, _ in owners}
                 self._warn(p, NOT_WHOLE)
 

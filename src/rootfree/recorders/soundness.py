@@ -6,6 +6,7 @@ is made by a hook, or that examples are not on the first axis. Each can be told 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,9 @@ from rootfree.structures.base import wide_dtype
 
 # Products in half precision are off by some thousandths.
 _TOLERANCE = 0.02
+# A bias before a batch norm, or of the keys of attention, has a gradient of zero: what is left of
+# the sum is rounding.
+_CANCELLED = 1e-3
 NOT_WHOLE = (
     "what went through its modules is not its whole gradient: it is used elsewhere too (tied, or "
     "by a function), made by a hook (weight_norm, spectral_norm), or its module mixes examples"
@@ -59,20 +63,26 @@ class WholeGradients:
         """Whether a parameter was not looked at yet."""
         return id(p) not in self._known
 
-    def contradicts(self, p: Tensor, recorded: Mapping[int, Callable[[], Tensor]]) -> bool:
+    def contradicts(
+        self,
+        p: Tensor,
+        recorded: Mapping[int, Callable[[], Tensor]],
+        size: Tensor | float = 0.0,
+    ) -> bool:
         """Whether what was recorded of `p` is not its gradient; waits for the device once.
 
-        `recorded`: the gradient of each backward pass as far as it was recorded.
+        `recorded`: the gradient of each backward pass as far as it was recorded. `size`: the norm
+        of what it is a sum of.
         """
         totals = self._totals.pop(id(p), {})
         passes = [number for number in recorded if number in totals]
-        whole = [totals[number] for number in passes]
-        if not any(bool(total.any()) for total in whole):
+        total = sum((totals[number] for number in passes), torch.zeros(()))
+        if not 0 < float(total.norm()) < math.inf:
             return False  # nothing to compare with: another time
         self._known.add(id(p))
-        total = torch.stack(whole).sum(0)
         found = torch.stack([recorded[number]() for number in passes]).sum(0).reshape(total.shape)
-        return not bool((found - total).norm() <= _TOLERANCE * total.norm())
+        most = _TOLERANCE * total.norm() + _CANCELLED * size
+        return not bool((found - total).norm() <= most)
 
 
 def this_backward() -> int:
@@ -80,12 +90,14 @@ def this_backward() -> int:
     return torch._C._current_graph_task_id()
 
 
-def which_have_examples_first(output: Any, n: int | None, edges: Sequence[Any]) -> list[bool]:
+def which_have_examples_first(
+    output: Any, n: int | None, edges: Sequence[Any]
+) -> list[bool | None]:
     """Whether what is at each edge of the graph has its examples on the first axis.
 
     A function of the first example's outputs then has its gradient in the first row. Where that
     cannot be asked (outputs that are not one tensor with a row for each example) it is not known,
-    and the answer is no.
+    and the answer is no. None: the gradient is not finite, ask another time.
     """
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != n:
         return [False] * len(edges)
@@ -95,9 +107,11 @@ def which_have_examples_first(output: Any, n: int | None, edges: Sequence[Any]) 
     if not value.requires_grad:
         return [False] * len(edges)
     gradients = torch.autograd.grad(value, edges, retain_graph=True, allow_unused=True)
-    return [g is not None and _is_in_the_first_row(g) for g in gradients]
+    return [False if g is None else _is_in_the_first_row(g) for g in gradients]
 
 
-def _is_in_the_first_row(g: Tensor) -> bool:
+def _is_in_the_first_row(g: Tensor) -> bool | None:
     energy = g.detach().float().square()
+    if not bool(energy.isfinite().all()):
+        return None
     return bool(energy.any()) and bool(energy[0].sum() >= _MOST * energy.sum())

@@ -27,6 +27,9 @@ LARGEST_DAMPING = 40
 # The rate of v, the size of the gradient that damping is relative to, is this times β₂. The slower
 # v is, the sooner steps become small where the loss does.
 SLOWLY = 0.01
+# A gradient counts in v as at most this times v: v forgets slowly, and damping by an outlier would
+# hold steps back all the while.
+MOST = 1e3
 
 
 def errors(

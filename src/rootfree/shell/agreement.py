@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from rootfree.placement.data_parallel import copies_under_ddp
 from rootfree.placement.local import check_one_kind, has_copies, is_sharded
 from rootfree.placement.meeting import go_alone, leave, meet
 from rootfree.placement.placed_stack import Absent
 from rootfree.placement.ranks import PROBLEM, PlacementError, Ranks
-from rootfree.placement.sharded import Sharded, Sharing, sharing_ranks
+from rootfree.placement.sharded import OutsideError, Sharded, Sharing, sharing_ranks
 from rootfree.shell.first_step import FirstStep
 from rootfree.shell.gradients import memory_of
 from rootfree.shell.said import Said, description_of, plain_options, tensors_in
@@ -82,7 +83,14 @@ class Agreement:
         `said`: what must be the same on all ranks beside the options of the group. None: this rank
         has the parameters by itself.
         """
-        sharing = sharing_ranks(self._option, params)
+        try:
+            sharing = sharing_ranks(self._option, params)
+        except OutsideError as error:
+            if not copies_under_ddp(params):
+                raise
+            # Those that are in the mesh know nothing of it, and wait in the backward pass.
+            sharing = None
+            self._first.refuse(str(error))
         ranks = None if sharing is None else self._together(sharing, params)
         if sharing is None or ranks is None:
             self._shared.update(dict.fromkeys(params))

@@ -169,7 +169,6 @@ class BatchSizeTracker:
         # and backward, and a forward that is never differentiated contributes no gradient.
         here = _Pass(terms)
         outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        alone = len(outputs) == 1  # the hook must not hold tensors that hold it
         axes: list[int | None] = [None] * len(outputs)
         if isinstance(found, Ids):
             axes = [class_axis(tensor.shape, found.shape) for tensor in outputs]
@@ -180,6 +179,12 @@ class BatchSizeTracker:
             if axis is not None:
                 # A position that the loss leaves out has zeros alone.
                 here.use((gradient.detach() != 0).any(axis).flatten())
+            # Of several outputs, none was made from the first that has a gradient. A scalar is the
+            # loss itself.
+            if self._guesses and not self._looked and gradient.dim() > 0:
+                # Once: the host waits for the device. A batch that is left out says nothing.
+                self._looked = bool(gradient.isfinite().all())
+                self._doubt(doubt_about_loss(gradient, terms) if self._looked else None, terms)
             if here.counted:  # several outputs, or several backward passes, are still one batch
                 return
             here.counted = True
@@ -188,9 +193,6 @@ class BatchSizeTracker:
             if self._guesses and backward == self._backward != -1:
                 reason = "several forward passes went into one backward pass, and their counts add"
                 self._doubt(reason, sum(map(int, self._passes)))
-            if self._guesses and alone and not self._looked:  # once: the host waits for the device
-                self._looked = True
-                self._doubt(doubt_about_loss(gradient, terms), terms)
 
         for tensor, axis in zip(outputs, axes, strict=True):
             tensor.register_hook(partial(on_backward, axis=axis))

@@ -64,6 +64,7 @@ def bring_state(
     return row
 
 
+@torch.no_grad()
 def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]) -> None:
     """Copy a checkpoint into an optimizer, or change nothing."""
     homes, method = optimizer._homes, type(optimizer).__name__
@@ -85,7 +86,7 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
         rows = [(p, *_fitting(optimizer, p, new[p], given[p])) for p in given]
         foreign = deepcopy(foreign_entries(state_dict))
         for group, saved, _ in matched:
-            _tell_of_options_without_effect(optimizer, group, saved)
+            _tell_of_foreign_options(optimizer, group, saved)
         said["step"] = [int(whole["step"]) for _, _, whole, _ in rows if "step" in whole]
     # From here on nothing can fail.
     for p, mine, whole, others in rows:
@@ -140,22 +141,29 @@ def _checked_values(
     method = optimizer._of(values)
     check_option_names(saved, [*method.options, "companion"], method=type(optimizer).__name__)
     values.update(method._checked_options(values))
-    return {key: values[key] for key in saved if key != "step"} | {"lr": values["lr"]}
+    left_out = {"step", *_foreign_options(optimizer, group, saved)}
+    return {key: values[key] for key in saved if key not in left_out} | {"lr": values["lr"]}
 
 
-def _tell_of_options_without_effect(
+def _foreign_options(
     optimizer: RootFreeOptimizer, group: dict[str, Any], saved: Mapping[str, Any]
-) -> None:
-    """Warn of what another method would look at, and the one of this checkpoint does not.
+) -> list[str]:
+    """Options of another method: nobody has checked them, and rules that methods share read them.
 
-    It is no reason to refuse: code that sets an option in all groups, whatever they have, leaves
+    They are no reason to refuse: code that sets an option in all groups, whatever they have, leaves
     such a checkpoint.
     """
+    return sorted(OF_SOME_METHOD & saved.keys() - group.keys() - optimizer.options.keys())
+
+
+def _tell_of_foreign_options(
+    optimizer: RootFreeOptimizer, group: dict[str, Any], saved: Mapping[str, Any]
+) -> None:
     name = type(optimizer).__name__
-    for key in sorted(OF_SOME_METHOD & saved.keys() - group.keys() - optimizer.options.keys()):
+    for key in _foreign_options(optimizer, group, saved):
         warnings.warn(
             f"the checkpoint has {key} = {saved[key]!r}, an option that {name} does not have: it "
-            "is kept in the group, without effect",
+            "is left out",
             stacklevel=4,
         )
 
@@ -225,8 +233,10 @@ def _check_tensor(
     `positive`: whether it is positive definite by what it means.
     """
     what = f"state {key!r} of a parameter of shape {tuple(p.shape)}"
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-        raise StateMismatchError(f"{what} must be a dense tensor with numbers, got {tensor.layout}")
+    narrow = tensor.is_floating_point() and tensor.itemsize < 2  # few functions know float8
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or narrow:
+        found = f"{tensor.layout} of {tensor.dtype}"
+        raise StateMismatchError(f"{what} must be a dense tensor with numbers, got {found}")
     if wanted is not None and key != "step" and _kind(tensor.dtype) != _kind(wanted.dtype):
         raise StateMismatchError(
             f"{what} must be of a dtype like {wanted.dtype}, got {tensor.dtype}"

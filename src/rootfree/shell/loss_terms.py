@@ -102,14 +102,15 @@ def doubt_about_loss(gradient: Tensor, counted: int) -> str | None:
     """What speaks against a count, seen from the gradient of the loss with respect to the output.
 
     Cross entropy is known by its gradient, which adds up to zero over the classes, or is there for
-    one class alone. A loss with any other gradient is taken for a mean over all numbers.
+    one class alone, or not at all where the label says so. A loss with any other gradient is taken
+    for a mean over all numbers.
     """
-    if gradient.dim() < 2 or len(gradient) != counted or gradient.numel() == counted:
-        return None
     g = gradient.detach().float()
-    classes = next((axis for axis in (1, g.dim() - 1) if _is_cross_entropy(g, axis)), None)
-    terms = g.numel() if classes is None else g.numel() // g.shape[classes]
-    if terms == counted:
+    axes = (1, g.dim() - 1) if g.dim() > 1 else ()
+    classes = next((axis for axis in axes if _is_cross_entropy(g, axis)), None)
+    rows = g if classes is None else g.any(classes)
+    terms = rows.numel() if classes is None else int(rows.sum()) or rows.numel()
+    if terms in (counted, 0):
         return None
     kind = "its gradient is not that of a cross entropy" if classes is None else "cross entropy"
     return (

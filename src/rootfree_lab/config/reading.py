@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -104,36 +106,19 @@ def build(kind: type[T], table: Any, where: str) -> T:
 
 def checked(name: str, value: Any, kind: Any) -> Any:
     """The value as the kind asks, or an error that names both."""
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return build(kind, value, name)  # type: ignore[arg-type]
+    if get_origin(kind) is list and isinstance(value, list):
+        (element,) = get_args(kind)
+        return [checked(f"{name}[{i}]", part, element) for i, part in enumerate(value)]
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if value == "none" and type(None) in options:  # TOML has no null
         return None
-    for option in options:
-        fits, result = _as_kind(name, value, option)
-        if fits:
-            return result
-    wanted = " or ".join(_words(option) for option in options if option is not type(None))
-    raise ConfigError(f"{name} must be {wanted}, got {value!r}")
-
-
-def _as_kind(name: str, value: Any, kind: Any) -> tuple[bool, Any]:
-    if is_dataclass(kind) and isinstance(value, Mapping):
-        return True, build(kind, value, name)  # type: ignore[arg-type]
-    if get_origin(kind) is list and isinstance(value, list):
-        (element,) = get_args(kind)
-        return True, [checked(f"{name}[{i}]", part, element) for i, part in enumerate(value)]
-    if get_origin(kind) is tuple:
-        element = get_args(kind)[0]
-        if not isinstance(value, (list, tuple)):
-            return False, None
-        parts = [_as_kind(name, part, element) for part in value]
-        return all(fits for fits, _ in parts), tuple(part for _, part in parts)
-    if get_origin(kind) is dict:
-        return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return True, float(value)
-    if isinstance(value, bool) and kind is not bool:
-        return False, None
-    return isinstance(value, get_origin(kind) or kind), value
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        wanted = " or ".join(_words(option) for option in options if option is not type(None))
+        raise ConfigError(f"{name} must be {wanted}, got {value!r}") from error
 
 
 def _words(kind: Any) -> str:

@@ -10,7 +10,6 @@ import tarfile
 import zipfile
 from collections.abc import Iterable
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -59,12 +58,14 @@ def gunzip(path: Path) -> bytes:
 def unpack_tar(archive: Path, keep: tuple[str, ...], target: Path) -> None:
     """Put the files of a gzipped tar archive whose paths match into the folder `target`."""
     # Headers count too, in small blocks: tarfile takes them into memory, however long they are.
+    # What is written counts again: holes of a sparse file take no room in the archive.
+    allowance = Allowance(archive)
     with Counted(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
         for member in tar:
             kept = member.isfile() and matches(member.name, keep)
             content = tar.extractfile(member) if kept else None
             if content is not None:
-                _write(iter(partial(content.read, _BLOCK), b""), member.name, target)
+                _write(allowance.blocks(content), member.name, target)
 
 
 def unpack_zip(archive: Path, keep: tuple[str, ...], target: Path) -> None:

@@ -226,6 +226,24 @@ def test_headers_of_an_archive_count(tmp_path):
     assert list(tmp_path.iterdir()) == [archive]
 
 
+def test_holes_of_a_sparse_file_count(tmp_path):
+    """They take no room in the archive: 100 bytes could fill a disk."""
+    member = tarfile.TarInfo("data.txt")
+    member.pax_headers = {
+        "GNU.sparse.major": "0",
+        "GNU.sparse.minor": "1",
+        "GNU.sparse.numblocks": "1",
+        "GNU.sparse.map": "0,0",
+        "GNU.sparse.size": str(200 << 20),
+    }
+    archive = tmp_path / "archive.tar.gz"
+    with tarfile.open(archive, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(member)
+    with pytest.raises(ValueError, match="it unpacks to more than"):
+        unpack_tar(archive, ("*",), tmp_path)
+    assert (tmp_path / "data.txt").stat().st_size < 10_000_000
+
+
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_an_archive_that_is_a_bomb(tmp_path, kind):
     target = tmp_path / "target"

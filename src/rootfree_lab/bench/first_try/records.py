@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rootfree_lab.bench.record import RecordError
 from rootfree_lab.files.appending import TORN, read_lines
 from rootfree_lab.files.records import append_record
@@ -66,6 +68,8 @@ def read(file: Path) -> list[Record]:
             raise RecordError(
                 f"{file}, line {number} is no record of bench --first-try: its format is {kind!r}"
             )
-        content["curve"] = [tuple(point) for point in content["curve"]]
-        records.append(Record(**content))
+        try:
+            records.append(msgspec.convert(content, Record))
+        except msgspec.ValidationError as error:
+            raise RecordError(f"{file}, line {number}: {error}") from error
     return records

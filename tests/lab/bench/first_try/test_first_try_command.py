@@ -154,3 +154,14 @@ def test_a_file_of_something_else(tmp_path):
     result = run("--table-only", "--json", str(file))
     assert result.exit_code == 2
     assert "line 1 is no record of bench --first-try" in result.output
+
+
+def test_a_record_with_a_value_of_another_kind(tmp_path):
+    file = tmp_path / "a.jsonl"
+    records.append(
+        file, records.Record("mlp_digits", "SGD", "SGD", {}, 0, "small", 2, False, "cpu")
+    )
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": "zero"'))
+    result = run("--table-only", "--json", str(file))
+    assert result.exit_code == 2
+    assert "line 1: Expected `int`, got `str` - at `$.seed`" in " ".join(result.output.split())
