@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from curvature.given import dense
 from rootfree import KroneckerCurvature
-from rootfree.curvature.kronecker import parts_of
+from rootfree.curvature.kronecker import FactorStack, KroneckerStack
 from rootfree.curvature.regrouping import regroup
+from rootfree.curvature.stacking import parts_of
 from rootfree.layout.tiles import Tile, tiles_of
 
 primes = st.lists(st.sampled_from([2, 2, 3]), min_size=1, max_size=4)
@@ -70,28 +72,40 @@ def test_regrouping_by_example():
     right=cuts,
     size=st.sampled_from([None, 2, 3, 5]),
     diagonal=st.lists(st.booleans(), min_size=4, max_size=4),
+    rows=st.sampled_from([None, (0, 1), (1, 0)]),
     seed=st.integers(0, 2**31),
 )
-def test_blocks_of_the_parts_are_blocks_of_the_matrix(primes, left, right, size, diagonal, seed):
+def test_blocks_of_the_parts_are_blocks_of_the_matrix(
+    primes, left, right, size, diagonal, rows, seed
+):
+    """Of two matrices: the rows of a stack, or (None) each with factors of its own."""
     view, axes = merged(primes, left), merged(primes[::-1], right)
     generator = torch.Generator().manual_seed(seed)
     factors = []
     for d, flat in zip(axes, diagonal, strict=False):
-        U = torch.randn(d, d, dtype=torch.float64, generator=generator)
-        factors.append(U[0].square() if flat else U @ U.mT)
-    H = KroneckerCurvature(tuple(factors), axes)
-    matrix = dense(H)
+        U = torch.randn(2, d, d, dtype=torch.float64, generator=generator)
+        U = U[:, 0].square() if flat else U @ U.mT
+        factors.append(U)
+    if rows is None:
+        Hs = [KroneckerCurvature(tuple(U[k].clone() for U in factors), axes) for k in range(2)]
+    else:
+        stack = KroneckerStack([FactorStack(U) for U in factors])
+        Hs = [stack.row(k) for k in rows]
+    matrices = [dense(H) for H in Hs]
     places = np.arange(math.prod(view)).reshape(view)
     for tile in tiles_of(view, [size] * len(view)):
-        parts = parts_of(H, tile, dtype=torch.float64)
-        for block, corner in enumerate(_corners(tile)):
+        parts = parts_of(Hs, tile, dtype=torch.float64)
+        for part in parts:
+            largest = part.U.abs().flatten(1).amax(1)
+            assert part.largest is None or torch.equal(part.largest, largest)
+        for (k, matrix), (block, corner) in product(enumerate(matrices), enumerate(_corners(tile))):
             box = tuple(slice(c, c + d) for c, d in zip(corner, tile.sizes, strict=True))
             flat = places[box].reshape(-1)
-            product = np.eye(1)
+            expected = np.eye(1)
             for part in parts:
-                U = part.U[block].numpy()
-                product = np.kron(product, np.diag(U) if part.is_diagonal else U)
-            np.testing.assert_allclose(product, matrix[np.ix_(flat, flat)], rtol=1e-13)
+                U = part.U[k * tile.blocks + block].numpy()
+                expected = np.kron(expected, np.diag(U) if part.is_diagonal else U)
+            np.testing.assert_allclose(expected, matrix[np.ix_(flat, flat)], rtol=1e-13)
 
 
 def _corners(tile: Tile) -> list[list[int]]:
@@ -104,7 +118,7 @@ def _corners(tile: Tile) -> list[list[int]]:
 def test_a_diagonal_factor_of_a_vocabulary_stays_a_vector():
     H = KroneckerCurvature((torch.ones(50_000), torch.eye(4)), (50_000, 4))
     (tile,) = tiles_of((50_000, 4), [None, None])
-    assert [part.U.shape for part in parts_of(H, tile, dtype=torch.float32)] == [
+    assert [part.U.shape for part in parts_of([H], tile, dtype=torch.float32)] == [
         (1, 50_000),
         (1, 4, 4),
     ]

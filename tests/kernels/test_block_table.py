@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootfree.kernels import axis_products
 from rootfree.kernels.block_table import (
     COLS,
+    COLUMN,
     ROWS,
+    SHARE,
     Rectangle,
     aligned,
+    in_order,
+    is_column,
     items_in,
     items_of,
+    placed,
     rectangles_of,
+    with_room,
 )
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Piece, Tile, pieces_of, tiles_of
@@ -24,9 +32,10 @@ from rootfree.layout.tiles import Piece, Tile, pieces_of, tiles_of
 
 def elements(rectangle: Rectangle):
     """Positions in the parameter and in the stack of what the kernels do for a rectangle."""
-    for _, row, col, _ in items_of(rectangle, number=0, place=0):
-        for r in range(row, row + ROWS):
-            for c in range(col, min(col + COLS, rectangle.columns)):
+    share = COLUMN if is_column(rectangle) else SHARE
+    for _, row, col, _ in items_of(rectangle, number=0, place=0, share=share):
+        for r in range(row, row + share[0]):
+            for c in range(col, min(col + share[1], rectangle.columns)):
                 if r * rectangle.columns + c < rectangle.elements:
                     here = rectangle.offset + r * rectangle.distance + c
                     yield here, rectangle.stack + r * rectangle.pitch + c
@@ -92,6 +101,30 @@ def test_every_element_of_a_weight_with_its_bias_once(shape, block, flat):
     )
 
 
+@settings(max_examples=40)
+@given(
+    shape=st.lists(sizes, min_size=2, max_size=3),
+    block=st.one_of(st.none(), st.integers(1, 20)),
+    joint=st.booleans(),
+    extra=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+)
+def test_a_piece_in_blocks_with_more_room(shape, block, joint, extra):
+    """Its elements are where a padded stack has them."""
+    weight, bias = torch.empty(shape), torch.empty(shape[0])
+    pairs = JointPairs([(weight, bias)] if joint else [])
+    for tile in tiles_of(axes := pairs.shape_of(weight), [block] * len(axes)):
+        rooms = [d + more for d, more in zip(tile.sizes, extra, strict=False)]
+        stack = torch.arange(tile.blocks * tile.elements).view(tile.blocks, *tile.sizes)
+        roomy = axis_products.padded(stack, rooms)
+        for piece in pairs.pieces_of(weight, tile):
+            moved = with_room(piece, tile.sizes, rooms)
+            views = [
+                t.as_strided((*each.counts, *each.sizes), each.stack_strides, each.stack_offset)
+                for t, each in ((stack, piece), (roomy, moved))
+            ]
+            assert torch.equal(*views)
+
+
 @pytest.mark.parametrize(
     ("axes", "blocks"),
     [
@@ -107,12 +140,15 @@ def test_shares_of_long_rows(axes, blocks):
 
 
 @given(
-    columns=st.integers(1, 3 * COLS), count=st.integers(1, 10 * COLS), place=st.integers(0, 1000)
+    columns=st.integers(1, 3 * COLS),
+    count=st.integers(1, 10 * COLS),
+    place=st.integers(0, 1000),
+    share=st.sampled_from([SHARE, COLUMN]),
 )
-def test_places_of_sums_follow_each_other(columns, count, place):
+def test_places_of_sums_follow_each_other(columns, count, place, share):
     rectangle = Rectangle(0, 0, columns, columns, count, 0, columns)
-    items = items_of(rectangle, number=3, place=place)
-    assert [item.place for item in items] == list(range(place, place + items_in(rectangle)))
+    items = items_of(rectangle, number=3, place=place, share=share)
+    assert [item.place for item in items] == list(range(place, place + items_in(rectangle, share)))
     assert {item.rectangle for item in items} == {3}
 
 
@@ -126,6 +162,30 @@ def test_rows_too_far_apart_for_32_bits_go_one_by_one():
     assert [r.offset for r in second] == [2**29 + i * 2**30 for i in range(4)]
     assert all(r[2:5] == (COLS, COLS, 2**29) and r.pitch == COLS for r in first + second)
     assert [r.stack for r in first + second] == [i * 2**29 for i in range(8)]
+
+
+def share_of(tile: Tile, pieces: list[Piece]) -> SimpleNamespace:
+    bucket = SimpleNamespace(plan=SimpleNamespace(kernel=None))
+    slot = SimpleNamespace(tile=tile, pieces=pieces)
+    return SimpleNamespace(blocks=tile.blocks, slots=[slot], bucket=bucket)
+
+
+def test_programs_have_columns_where_a_parameter_has_nothing_else():
+    weight, bias = torch.empty(12, 4), torch.empty(12)
+    pairs = JointPairs([(weight, bias)])
+    cut = torch.empty(8, 3)  # into blocks of two columns, and of one
+    tiles = [(weight, tile) for tile in tiles_of((12, 5), [6, None])]
+    tiles += [(cut, tile) for tile in tiles_of((8, 3), [None, 2])]
+    shares = [share_of(tile, pairs.pieces_of(p, tile)) for p, tile in tiles]
+    made = placed(shares, {bias: 0, cut: 1, weight: 2})
+    assert made.shapes == [COLUMN, SHARE, SHARE]
+    rectangles, items, spans, (regular, wide) = in_order(made)
+    assert (regular, wide) == (0, spans[2][1])
+    assert spans[0] == (wide, len(items)) == (wide, wide + 2)  # the last, one item a block
+    assert {rectangles[item.rectangle].parameter for item in items[wide:]} == {0}
+    assert sorted(item.place for item in items) == [*range(made.sums)]
+    assert not is_column(Rectangle(0, 0, 2**19, 1, 8, 0, 1))  # too far for 32 bits
+    assert is_column(Rectangle(0, 0, 2**18, 1, 8, 0, 2**18))
 
 
 def test_alignment_is_that_of_eight_numbers():

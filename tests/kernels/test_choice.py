@@ -123,7 +123,9 @@ def plans(shapes, *, method=rootfree.IFShampoo, dtype=FP32, fused=True, **option
     ps = [torch.nn.Parameter(normal(*shape, dtype=dtype)) for shape in shapes]
     if method in (rootfree.IFShampoo, rootfree.IFFullAdagrad):
         options = {"matmul_dtype": BF16, **options}
-    optimizer = method(ps, batch_size=8, block_size=16, fused=fused, **options)
+    if method is not rootfree.IFWhitening:
+        options["batch_size"] = 8
+    optimizer = method(ps, block_size=16, fused=fused, **options)
     memory = memory_of(optimizer, optimizer.param_groups[0])
     found = {slot.p: bucket.plan for bucket in memory.buckets for slot in bucket.slots}
     return [found[p] for p in ps]
@@ -154,6 +156,13 @@ def test_tails_and_starts_keep_the_kernels(options):
     assert [each.halves for each in (vector, *matrices)] == [False, True, True]
 
 
+def test_matrices_keep_the_kernels_with_a_given_curvature():
+    (each,) = plans([(5, 6)], curvature=FromGradients("kronecker"))
+    assert each.fused
+    assert each.halves
+    assert each.kernel is not None
+
+
 def test_factors_in_bf16_keep_the_kernels_and_are_in_one_piece():
     for each in plans(SHAPES, factor_dtype=BF16):
         assert each.kernel is not None
@@ -171,7 +180,8 @@ def test_factors_in_bf16_keep_the_kernels_and_are_in_one_piece():
         ((5, 6), {"matmul_dtype": torch.float16}),
         ((5, 6), {"factor_dtype": FP64}),
         ((17, 18, 17, 18), {"structure": "dense"}),  # four axes
-        ((5, 6), {"curvature": FromGradients("kronecker")}),
+        ((7,), {"curvature": FromGradients("kronecker")}),
+        ((5, 6), {"curvature": FromGradients("kronecker"), "method": rootfree.IFWhitening}),
         ((5, 6), {"method": rootfree.RFShampoo}),
         ((7,), {"method": rootfree.RFFullAdagrad}),
         ((5, 6), {"method": rootfree.IFFullAdagrad}),

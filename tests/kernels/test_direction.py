@@ -52,7 +52,7 @@ def for_kernels(state, shape):
     return copy if len(shape) == 1 else in_halves(copy)
 
 
-def by_kernels(group, state, G, squares=None, *, refresh=True) -> None:
+def by_kernels(group, state, G, squares=None, *, refresh=True, H=None) -> None:
     """G <- U.  Changes state."""
     rates = (group[name] for name in ("batch_size", "precond_lr", "damping", "gamma"))
     B, beta2, lam, gamma = rates
@@ -62,7 +62,7 @@ def by_kernels(group, state, G, squares=None, *, refresh=True) -> None:
         squares = G.double().flatten(1).square()
     by_rank = group["rate_by_rank"]
     words = {"norm": group["factor_norm"], "refresh": refresh, "by_rank": by_rank}
-    factors.direction_(state, G, squares, numbers, **words)
+    factors.direction_(state, G, squares, numbers, H=H, **words)
 
 
 def by_rule(group, structures, state, G, *, refresh=True):

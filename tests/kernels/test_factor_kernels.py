@@ -45,7 +45,10 @@ def test_start(axes):
     squares[1], squares[2], squares[3] = 0.0, math.inf, 1e-60
     started = torch.tensor([0, 0, 0, 0, 1], dtype=torch.bool, device=DEVICE)
     scales = zeros(5)
-    run(FACTORS.start_kernel, 5, squares, started, scales, numbers(), 7, 21, AXES=axes, num_warps=1)
+    run(
+        FACTORS.start_kernel, 5, squares, started, scales, numbers(), 7, 21,
+        AXES=axes, GIVEN=False, num_warps=1,
+    )  # fmt: skip
     root = (8.0 * squares.sum(1) / 21).sqrt().clamp(min=1e-15)
     expected = root.pow(-1 / axes)
     expected[[1, 2, 4]] = 1.0  # no gradient, not a number, started before
@@ -81,7 +84,7 @@ def test_powers_of_two_are_those_of_the_rule(axes):
     for n, K in enumerate(Ks):
         K *= torch.exp2(9 * normal(40, seed=10 + n))[:, None, None]
     traces = [K.float().square().sum(2) for K in Ks]
-    got = powers_of_two((), Ks, traces)
+    got = powers_of_two((), [K.shape[1] for K in Ks], traces)
     expected = exponents([t.sum(1) / t.shape[1] for t in traces])
     assert torch.equal(got.log2(), torch.stack(expected, 1))
 
@@ -216,8 +219,8 @@ def tangent(X, half, *, traces, unit=1.0, rate=8.0, lam=0.1, gamma=0.7, gram=Non
         B * tiles, X, half, half if gram is None else gram, h, sums, largest, traces[0], traces[-1],
         numbers(rate=rate, lam=lam, gamma=gamma) if lams is None else lams,
         numbers(rate=rate, lam=lam, gamma=gamma),
-        d, r, *X.stride(), tiles, 1, traces[0].shape[1], traces[-1].shape[1],
-        GRAM=gram is not None, OTHERS=len(traces), ROW_MAJOR=X.stride(2) == 1,
+        d, r, *X.stride(), tiles, 1, traces[0].shape[1], traces[-1].shape[1], d, r,
+        GRAM=gram is not None, GIVEN=False, OTHERS=len(traces), ROW_MAJOR=X.stride(2) == 1,
         OF_BLOCK=lams is not None, **tile,
     )  # fmt: skip
     return h, sums

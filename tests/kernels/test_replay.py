@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rootfree
+from conformance.curvatures import FromGradients
 from kernels.devices import normal
 from rootfree.kernels import graphs
 from rootfree.kernels.graphs import Recordings
@@ -201,18 +202,20 @@ class Frozen:
             now = [{**group} for group in groups]
             for group, old in zip(groups, frozen, strict=True):
                 group.update(old)
+            curvature, self.optimizer._curvature = self.optimizer._curvature, None  # nobody asks it
             try:
                 work()
             finally:
+                self.optimizer._curvature = curvature
                 for group, new in zip(groups, now, strict=True):
                     group.update(new)
 
         return again
 
 
-def made(monkeypatch, recorder, groups=1, **options):
+def made(monkeypatch, recorder, groups=1, shapes=((6, 5), (7,), (6, 5)), **options):
     """An optimizer whose directions are recorded, without a GPU, by `recorder`."""
-    ps = [torch.nn.Parameter(normal(*shape)) for shape in [(6, 5), (7,), (6, 5)]]
+    ps = [torch.nn.Parameter(normal(*shape)) for shape in shapes]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     words = {"batch_size": 8, "matmul_dtype": torch.bfloat16, **options}
     optimizer = rootfree.IFShampoo(
@@ -300,3 +303,35 @@ def test_missing_gradients_have_recordings_of_their_own(monkeypatch):
         results.append([p.detach() for p in ps])
     assert recorder.recorded > 0
     assert all(map(torch.equal, *results))
+
+
+class OfMatrices(FromGradients):
+    """Of the matrices alone; it remembers what it said."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__(form)
+        self.said: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def of(self, p, *, batch_size):
+        if p.dim() == 1:
+            return None
+        H = super().of(p, batch_size=batch_size)
+        self.said += [(t, t.clone()) for t in vars(H).values() if isinstance(t, torch.Tensor)]
+        self.said += [(t, t.clone()) for t in getattr(H, "factors", ())]
+        return H
+
+
+@pytest.mark.parametrize("form", ["kronecker", "outer products"])
+def test_a_given_curvature_is_brought_to_where_recorded_work_finds_it(monkeypatch, form):
+    """Bit for bit as without recordings, which ask nobody; the user's tensors are left alone."""
+    recorder, results, given = Frozen(), [], OfMatrices(form)
+    for each in (recorder, None):
+        # One matrix: its curvature is used where it lies, without a copy into a stack.
+        optimizer, ps = made(monkeypatch, each, shapes=((6, 5), (7,)), curvature=given)
+        for i in range(7):
+            step(optimizer, ps, i)
+        results.append([t for p in ps for t in (p, *optimizer.state[p].values())])
+    assert all(map(torch.equal, *results))
+    assert recorder.recorded == 4  # matrices and the vector, with and without a refresh
+    assert given.said
+    assert all(torch.equal(tensor, before) for tensor, before in given.said)

@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+import rootfree
 from recorders.every_recorder import DETERMINISTIC, RECORDERS, assert_equal, curvatures, record
 from recorders.networks import relative
 from recorders.test_recording import N, Network, data, seeded
+from rootfree.kernels.fused_stack import FusedStack
 from rootfree.recorders import KFACRecorder
+from rootfree.shell import block_optimizer
+from rootfree.shell.gradients import find_work
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -69,3 +73,26 @@ def test_recording_kfac_does_not_synchronise() -> None:
                 recorder.of(p, batch_size=N)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_steps_from_graphs_are_those_without(monkeypatch, joint: bool) -> None:
+    """Bit for bit; [W b] has 41 columns, which kernels pad."""
+    results = []
+    for limit in (block_optimizer.REPLAYED, -1.0):
+        monkeypatch.setattr(block_optimizer, "REPLAYED", limit)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40)).cuda()
+        recorder = KFACRecorder(model, joint=joint)
+        optimizer = rootfree.IFShampoo(model.parameters(), batch_size=N, curvature=recorder)
+        for _ in range(12):
+            optimizer.zero_grad()
+            with recorder:
+                model(torch.randn(N, 40, device="cuda")).square().mean().backward()
+            optimizer.step()
+        results.append([p.detach() for p in model.parameters()])
+        stacks = [s for w in find_work(optimizer) for _, s in w.stacks or []]
+        recordings = [s._recordings for s in stacks if isinstance(s, FusedStack)]
+        replayed = [each is not None and len(each._recorded) > 0 for each in recordings]
+        assert any(replayed) == (limit > 0)
+    assert all(map(torch.equal, *results))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -145,11 +146,35 @@ def test_a_model_that_changed_is_refused(name: str) -> None:
     with pytest.raises(RuntimeError, match=r"4\.weight of the model was replaced"):
         recorder.__enter__()
     head.weight = old
+    model[4] = copy.deepcopy(head)
+    with pytest.raises(RuntimeError, match=r"4\.weight of the model was replaced"):
+        optimizer.step()
+    model[4] = head
     head.weight.data = torch.zeros(CLASSES, 24, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"was \(3, 12\) on cpu .* is \(3, 24\) on cpu"):
         recorder.check(list(model.parameters()))
     head.weight.data = shape
     optimizer.step()
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_recording_that_is_not_finite_concerns_its_own_layer(joint: bool) -> None:
+    """Layers of one form are looked at together, but only those that the optimizer has."""
+    model = seeded(lambda: nn.Sequential(*[nn.Linear(CLASSES, CLASSES) for _ in range(3)]))
+    recorder = KFACRecorder(model, joint=joint)
+    words = {"batch_size": N, "curvature": recorder, "nonfinite": "raise"}
+    others = [*model[0].named_parameters("0"), *model[2].named_parameters("2")]
+    for params, refused in ((model.named_parameters(), True), (others, False)):
+        optimizer = rootfree.IFShampoo(params, **words)
+        before = values(model, optimizer) if refused else []
+        record(recorder, model, [(normal(N, CLASSES), labels(N, CLASSES))])
+        recorder._records[id(model[1].weight)].G.view(-1)[0] = float("inf")
+        if refused:
+            with pytest.raises(FloatingPointError, match=r"curvature of parameter 1\.weight"):
+                optimizer.step()
+            assert_untouched(before, model, optimizer)
+        else:
+            optimizer.step()
 
 
 @pytest.mark.parametrize("name", [name for name in RECORDERS if name != "hutchinson"])

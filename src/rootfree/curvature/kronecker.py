@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from string import ascii_letters
 
 import torch
 from torch import Tensor
 
 from rootfree.curvature.outer_products import LARGEST
-from rootfree.curvature.regrouping import regroup
-from rootfree.layout.tiles import Tile
 from rootfree.structures import Structure, per_block
-from rootfree.structures.base import power_of_two
+from rootfree.structures.base import divided, power_of_two
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,18 @@ class KroneckerCurvature:
 
     factors: tuple[Tensor, ...]
     axes: tuple[int, ...]
+    # Where it was made with others of its form: their stack, and the row of it that this one is.
+    _stack: KroneckerStack | None = field(default=None, init=False, repr=False, compare=False)
+    _row: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        shapes = [tuple(U.shape) for U in self.factors]
-        if len(shapes) != len(self.axes) or not shapes:
-            raise ValueError(f"{len(shapes)} factors for {len(self.axes)} axes {self.axes}")
-        for n, (shape, d) in enumerate(zip(shapes, self.axes, strict=True)):
-            if shape not in ((d, d), (d,)):
+        if len(self.factors) != len(self.axes) or not self.factors:
+            raise ValueError(f"{len(self.factors)} factors for {len(self.axes)} axes {self.axes}")
+        for n, (U, d) in enumerate(zip(self.factors, self.axes, strict=True)):
+            if U.shape not in ((d, d), (d,)):
                 raise ValueError(
                     f"factor {n} must have shape ({d}, {d}), or ({d},) for a diagonal one; "
-                    f"got {shape}"
+                    f"got {tuple(U.shape)}"
                 )
 
     def diagonal(self) -> Tensor:
@@ -68,20 +69,82 @@ class KroneckerCurvature:
         return product.view(self.axes)
 
 
+class FactorStack:
+    """A factor of k parameters that are alike in form: U (k, d, d), or (k, d) for diagonal ones."""
+
+    def __init__(self, U: Tensor) -> None:
+        self.U = U
+
+    @cached_property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The factors one by one: views."""
+        return self.U.unbind()
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """The largest magnitude in each, (k,): NaN where a number is NaN."""
+        norms: Tensor = torch.linalg.vector_norm(self.U.flatten(1), math.inf, dim=1)
+        return norms
+
+
+class KroneckerStack:
+    """The curvature of k parameters that are alike in form.
+
+    It is looked at and cut for all of them at once: on the host, a hundred layers cost that much
+    more than one.
+    """
+
+    def __init__(self, factors: Sequence[FactorStack]) -> None:
+        self.factors = tuple(factors)
+        self.axes = tuple(factor.U.shape[1] for factor in factors)
+
+    def row(self, i: int) -> KroneckerCurvature:
+        """H of the i-th parameter."""
+        H = object.__new__(KroneckerCurvature)
+        rows = tuple([factor.rows[i] for factor in self.factors])
+        H.__dict__.update(factors=rows, axes=self.axes, _stack=self, _row=i)
+        return H
+
+    def __len__(self) -> int:
+        return len(self.factors[0].U)
+
+    def has(self, Hs: Sequence[KroneckerCurvature]) -> bool:
+        """Whether these are all rows of the stack, in order."""
+        return [H._row for H in Hs] == [*range(len(self))] and all(H._stack is self for H in Hs)
+
+
 @dataclass(frozen=True)
 class Part:
     """Curvature over some neighbouring axes of a stack of blocks, whose sizes have product D.
 
-    U: (b, D, D), or (b, D) where it is diagonal.
+    U: (b, D, D), or (b, D) where it is diagonal. `largest` (b,): the largest magnitude in each.
     """
 
     axes: tuple[int, ...]
     U: Tensor
+    largest: Tensor | None = None
 
     @property
     def is_diagonal(self) -> bool:
         """Whether U is the diagonal of a matrix."""
         return self.U.dim() == 2
+
+    def to(self, dtype: torch.dtype) -> Part:
+        """The same in another dtype."""
+        if self.U.dtype == dtype:
+            return self
+        return Part(self.axes, self.U.to(dtype), self.largest)
+
+    def rows(self, rows: slice) -> Part:
+        """That of some of the blocks."""
+        return Part(self.axes, self.U[rows], None if self.largest is None else self.largest[rows])
+
+    def unit(self) -> Tensor:
+        """A power of two for each block, at least as large as its numbers: (b,)."""
+        largest = self.largest
+        if largest is None:
+            largest = torch.linalg.vector_norm(self.U.flatten(1), math.inf, dim=1)
+        return power_of_two(largest.to(self.U.dtype).clamp(min=torch.finfo(self.U.dtype).tiny))
 
 
 @dataclass(frozen=True)
@@ -100,27 +163,29 @@ class KroneckerBlocks:
         self, Ks: Sequence[Tensor], structures: Sequence[Structure]
     ) -> list[tuple[Tensor, Tensor]]:
         """For every axis n: Π(Kₙᵀ Cₙ Kₙ), of parts scaled to entries of at most one, and weight."""
-        Ks = [K.to(self._dtype) for K in Ks]
 
         def P(j: int, diagonal: bool) -> Tensor:  # KⱼKⱼᵀ
+            wide = Ks[j].to(self._dtype)
             if diagonal:
-                return structures[j].squared_rows(Ks[j])
-            K = structures[j].unpack(Ks[j])
+                return structures[j].squared_rows(wide)
+            K = structures[j].unpack(wide)
             return K @ K.mT
 
         # squared one after the other: the product of scales may be large, that of weights too
         weight = self._ones() * self.scale * self.scale
         traces, grams = [], {}
         for part in self.parts:
-            largest = part.U.abs().flatten(1).amax(1)
-            unit = power_of_two(largest.clamp(min=torch.finfo(largest.dtype).tiny))
+            unit = part.unit()
             weight = weight * unit
-            part = Part(part.axes, part.U / per_block(unit, part.U))
-            for n in part.axes:
+            first, alone = part.axes[0], len(part.axes) == 1
+            if alone:
+                grams[first] = structures[first].project_congruence(Ks[first], part.U, unit)
+            else:
+                part = Part(part.axes, divided(part.U, unit))
+            for n in [] if alone else part.axes:
                 # C <- partial trace of U·⊗ KⱼKⱼᵀ/dⱼ;  h <- Π(KᵀCK)
                 C = self._along(part, n, P)
                 grams[n] = structures[n].project_congruence(Ks[n], C)
-            first = part.axes[0]
             traces.append(structures[first].trace(grams[first]) / self.sizes[first])
         # the other parts come in by their traces
         others = [
@@ -169,12 +234,12 @@ class KroneckerBlocks:
 
     def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> KroneckerBlocks:
         wide = torch.promote_types(dtype, torch.float32)
-        parts = tuple(Part(part.axes, part.U.to(wide)) for part in self.parts)
+        parts = tuple(part.to(wide) for part in self.parts)
         return KroneckerBlocks(parts, self.sizes, self.scale * scale)
 
     def rows(self, rows: slice) -> KroneckerBlocks:
         scale = self.scale[rows] if isinstance(self.scale, Tensor) else self.scale
-        parts = tuple(Part(part.axes, part.U[rows]) for part in self.parts)
+        parts = tuple(part.rows(rows) for part in self.parts)
         return KroneckerBlocks(parts, self.sizes, scale)
 
     @property
@@ -202,54 +267,3 @@ class KroneckerBlocks:
         kept = "a" + rows[n] + ("" if part.is_diagonal else columns[n])
         C: Tensor = torch.einsum(f"{','.join(terms)}->{kept}", *operands)
         return C
-
-
-def parts_of(H: KroneckerCurvature, tile: Tile, *, dtype: torch.dtype) -> list[Part]:
-    """The restriction of H to every block of a tile: diagonal sub-blocks of the regrouped factors.
-
-    Exact: the entries of a Kronecker product are products of entries.
-    """
-    parts = []
-    for ns, ms in regroup(tile.view, H.axes):
-        factors = [H.factors[m].to(dtype) for m in ms]
-        blocks = [1] * len(tile.counts)  # the blocks along these axes; the others repeat them
-        for n in ns:
-            blocks[n] = tile.counts[n]
-        uncut = all(tile.sizes[n] == tile.view[n] for n in ns)
-        if uncut and len(factors) == 1:
-            U = factors[0].unsqueeze(0)
-        else:
-            U = _entries(factors, _places(tile, ns, factors[0].device))
-        U = U.view(*blocks, *U.shape[1:]).expand(*tile.counts, *U.shape[1:])
-        parts.append(Part(tuple(ns), U.reshape(tile.blocks, *U.shape[len(blocks) :])))
-    return parts
-
-
-def _places(tile: Tile, ns: range, device: torch.device) -> Tensor:
-    """Flat places of the elements of each block along the axes ns: (blocks, elements)."""
-    places = torch.zeros((), dtype=torch.long, device=device)
-    for n in ns:
-        start, count, size = tile.starts[n], tile.counts[n], tile.sizes[n]
-        along = torch.arange(start, start + count * size, device=device).view(count, size)
-        # (blocks, 1, elements, 1) and (1, count, 1, size): the later axis varies faster
-        places = places.view(-1, 1, places.shape[-1] if places.dim() else 1, 1) * tile.view[n]
-        places = (places + along[:, None, :]).flatten(2).flatten(0, 1)
-    return places
-
-
-def _entries(factors: Sequence[Tensor], places: Tensor) -> Tensor:
-    """⊗ of the factors at places (c, D): (c, D, D), or (c, D) if every factor is diagonal."""
-    sizes = [U.shape[0] for U in factors]
-    diagonal = all(U.dim() == 1 for U in factors)
-    product: Tensor | None = None
-    for m, U in enumerate(factors):
-        i = places // math.prod(sizes[m + 1 :]) % sizes[m]
-        if diagonal:
-            entries = U[i]
-        elif U.dim() == 1:
-            entries = U[i].unsqueeze(2) * (i.unsqueeze(2) == i.unsqueeze(1))
-        else:
-            entries = U[i.unsqueeze(2), i.unsqueeze(1)]
-        product = entries if product is None else product * entries
-    assert product is not None
-    return product

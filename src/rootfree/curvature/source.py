@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from rootfree.curvature.diagonal import DiagonalCurvature
-from rootfree.curvature.kronecker import KroneckerCurvature
+from rootfree.curvature.kronecker import FactorStack, KroneckerCurvature, KroneckerStack
 from rootfree.curvature.outer_products import SumOfOuterProducts
 from rootfree.curvature.protocol import Curvature, ParameterCurvature
 from rootfree.curvature.stacking import BlockCurvature, blocks_of, cut_out
 from rootfree.layout.joint import JointPairs
 from rootfree.layout.tiles import Tile
+
+#: parameters, and for each of them a number
+Largest: TypeAlias = tuple[Sequence[Tensor], Tensor]
 
 
 class CurvatureSource:
@@ -32,8 +35,8 @@ class CurvatureSource:
         self.pairs = JointPairs(curvature.joint())
         self._answers: dict[Tensor, ParameterCurvature | None] = {}
         self._cuts: dict[tuple[Tensor, Tile], tuple[Tile, SumOfOuterProducts]] = {}
-        #: parameters, and the largest number in each tensor of their H: NaN if one is NaN
-        self.largest: list[tuple[Tensor, Tensor]] = []
+        #: parameters, and the largest number in a tensor of the H of each: NaN if one is NaN
+        self.largest: list[Largest] = []
 
     @property
     def name(self) -> str:
@@ -64,17 +67,22 @@ class CurvatureSource:
         """
         self._answers, self._cuts, self.largest = {}, {}, []
         answers: dict[Tensor, ParameterCurvature | None] = {}
+        held: list[tuple[Tensor, ParameterCurvature]] = []
+        known: set[Any] = set()
         for p, shape, B in matrices:
             if p not in answers:
                 H = self._curvature.of(p, batch_size=B)
                 # V may be gathered from all ranks: now, as later only owners ask for it.
                 V = H.V if isinstance(H, SumOfOuterProducts) else None
-                _check_form(H, p, shape)
+                _check_form(H, p, shape, known)
                 answers[p] = H
-                # Now, too: V need not stay, and its parts are made anew where they are used.
-                self.largest += [(p, _largest(t)) for t in _tensors_of(H) if t.numel() > 0]
+                if V is None or type(H) is SumOfOuterProducts:
+                    held += [] if H is None else [(p, H)]
+                else:  # now, too: V need not stay, and is made anew where it is used
+                    self.largest += _largest([(p, SumOfOuterProducts(V))])
                 if V is not None:
                     self._cuts |= {(p, tile): cut_out(tile, V) for tile in blocks_here(p) or ()}
+        self.largest += _largest(held)
         self._answers = answers
 
     @_disable_dynamo
@@ -86,7 +94,11 @@ class CurvatureSource:
 
     def blocks(self, tiles: Iterable[tuple[Tensor, Tile]], G: Tensor, *, B: int) -> BlockCurvature:
         """H of the stack of these parameters' tiles with gradients G."""
-        given = [self._cuts.get((p, tile)) or (tile, self._answers[p]) for p, tile in tiles]
+        given: list[tuple[Tile, ParameterCurvature | None]]
+        if self._cuts:
+            given = [self._cuts.get((p, tile)) or (tile, self._answers[p]) for p, tile in tiles]
+        else:
+            given = [(tile, self._answers[p]) for p, tile in tiles]
         return blocks_of(given, G, B=B)
 
     @_disable_dynamo
@@ -117,43 +129,90 @@ class CurvatureSource:
         return result
 
 
-def _check_form(H: Any, p: Tensor, shape: tuple[int, ...]) -> None:
-    what = f"the curvature of a parameter of shape {tuple(p.shape)}"
+def _check_form(H: Any, p: Tensor, shape: tuple[int, ...], known: set[Any]) -> None:
+    """Refuse what is no curvature of `p`.  Changes known: kinds of tensors that were looked at."""
     if H is None:
         return
-    if isinstance(H, SumOfOuterProducts):
-        fits = tuple(H.V.shape[1:]) == shape
-        wanted, got = f"V of shape (r, {', '.join(map(str, shape))})", tuple(H.V.shape)
-    elif isinstance(H, DiagonalCurvature):
-        fits = tuple(H.h.shape) == shape
-        wanted, got = f"h of shape {shape}", tuple(H.h.shape)
-    elif isinstance(H, KroneckerCurvature):
+    if isinstance(H, KroneckerCurvature):
+        if H._stack is not None:  # one look for all rows
+            look = (H._stack, shape, p.device)
+            if look in known:
+                return
+            known.add(look)
         fits = math.prod(H.axes) == math.prod(shape)
-        wanted, got = f"axes with product {math.prod(shape)}", H.axes
+    elif isinstance(H, SumOfOuterProducts | DiagonalCurvature):
+        found = H.V.shape[1:] if isinstance(H, SumOfOuterProducts) else H.h.shape
+        fits = found == shape
     else:
         raise TypeError(
-            f"{what} must be SumOfOuterProducts, KroneckerCurvature, DiagonalCurvature or None, "
-            f"got {type(H).__name__}"
+            f"{_what(p)} must be SumOfOuterProducts, KroneckerCurvature, DiagonalCurvature or "
+            f"None, got {type(H).__name__}"
         )
     if not fits:
-        raise ValueError(f"{what} must have {wanted}, got {got}")
+        raise ValueError(f"{_what(p)} must have {_misfit(H, shape)}")
     for t in _tensors_of(H):
+        kind = type(t), t.dtype, t.device, p.device
+        if kind in known:
+            continue
+        known.add(kind)
         if not torch.is_floating_point(t):
-            raise TypeError(f"{what} must be of a real floating-point dtype, got {t.dtype}")
+            raise TypeError(f"{_what(p)} must be of a real floating-point dtype, got {t.dtype}")
         if hasattr(t, "full_tensor"):
-            raise TypeError(f"{what} must be whole and the same on every rank, got a DTensor")
+            raise TypeError(f"{_what(p)} must be whole and the same on every rank, got a DTensor")
         if t.device != p.device:
-            raise ValueError(f"{what} must be on {p.device}, got {t.device}")
+            raise ValueError(f"{_what(p)} must be on {p.device}, got {t.device}")
 
 
-def _largest(tensor: Tensor) -> Tensor:
-    largest: Tensor = torch.linalg.vector_norm(tensor.detach(), math.inf)
-    return largest
+def _what(p: Tensor) -> str:
+    return f"the curvature of a parameter of shape {tuple(p.shape)}"
+
+
+def _misfit(H: ParameterCurvature, shape: tuple[int, ...]) -> str:
+    if isinstance(H, SumOfOuterProducts):
+        return f"V of shape (r, {', '.join(map(str, shape))}), got {tuple(H.V.shape)}"
+    if isinstance(H, DiagonalCurvature):
+        return f"h of shape {shape}, got {tuple(H.h.shape)}"
+    return f"axes with product {math.prod(shape)}, got {H.axes}"
+
+
+def _largest(held: Sequence[tuple[Tensor, ParameterCurvature]]) -> list[Largest]:
+    """The largest magnitude in each tensor of the H of parameters, of whole stacks in one call."""
+    found: list[Largest] = []
+    apart: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+    stacks: dict[KroneckerStack, dict[int, tuple[Tensor, ParameterCurvature]]] = {}
+    for p, H in held:
+        if isinstance(H, KroneckerCurvature) and H._stack is not None:
+            stacks.setdefault(H._stack, {})[H._row] = (p, H)
+        else:
+            _put_apart(p, H, apart)
+    seen: set[FactorStack] = set()
+    for stack, members in stacks.items():
+        if len(members) < len(stack):  # what nobody asked for does not matter
+            for p, H in members.values():
+                _put_apart(p, H, apart)
+            continue
+        new = [factor for factor in stack.factors if factor not in seen and factor.U.numel() > 0]
+        seen.update(new)  # a weight and its bias may have one in common
+        owners = [members[i][0] for i in range(len(stack))]
+        found += [(owners, factor.largest) for factor in new]
+    for alike in apart.values():
+        each = torch._foreach_norm([t for _, t in alike], math.inf)
+        found += [([p], norm) for (p, _), norm in zip(alike, each, strict=True)]
+    return found
+
+
+def _put_apart(
+    p: Tensor, H: ParameterCurvature, apart: dict[Any, list[tuple[Tensor, Tensor]]]
+) -> None:
+    """Note the tensors of H that are not empty by device and dtype.  Changes apart."""
+    for t in _tensors_of(H):
+        if t.numel() > 0:
+            apart.setdefault((t.device, t.dtype), []).append((p, t))
 
 
 def _tensors_of(H: ParameterCurvature | None) -> Sequence[Tensor]:
-    if H is None:
-        return []
+    if isinstance(H, KroneckerCurvature):
+        return H.factors
     if isinstance(H, SumOfOuterProducts):
         return [H.V]
-    return [H.h] if isinstance(H, DiagonalCurvature) else H.factors
+    return [] if H is None else [H.h]

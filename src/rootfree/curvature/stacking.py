@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rootfree.curvature.diagonal import DiagonalCurvature
-from rootfree.curvature.kronecker import KroneckerBlocks, KroneckerCurvature, Part, parts_of
+from rootfree.curvature.kronecker import (
+    KroneckerBlocks,
+    KroneckerCurvature,
+    Part,
+)
 from rootfree.curvature.outer_products import OuterProducts, SumOfOuterProducts
 from rootfree.curvature.protocol import ParameterCurvature
-from rootfree.curvature.regrouping import regroup
+from rootfree.curvature.regrouping import entries_at, places_of, regroup
 from rootfree.layout.tiles import Tile
 from rootfree.structures import Structure
 
@@ -55,62 +59,107 @@ def blocks_of(
     """
     if all(H is None for _, H in given):
         return OuterProducts(G, weight=B)
-    bounds = list(accumulate((tile.blocks for tile, _ in given), initial=0))
-    alike: dict[Any, list[int]] = {}
-    for i, (tile, H) in enumerate(given):
-        alike.setdefault(_form(tile, H), []).append(i)
-    members = []
-    for form, indices in alike.items():
-        rows = [slice(bounds[i], bounds[i + 1]) for i in indices]
-        tiles = [given[i] for i in indices]
-        members.append((rows, _stack(form, tiles, _take(G, rows), B=B)))
-    if len(members) == 1:
-        return members[0][1]
-    return MixedCurvature(tuple(members))
+    alike: dict[Any, tuple[list[slice], list[_Run]]] = {}
+    first = 0
+    for look, neighbours in groupby(given, key=_look):
+        run = list(neighbours)
+        blocks = sum(tile.blocks for tile, _ in run)
+        rows, runs = alike.setdefault(_form(look), ([], []))
+        rows.append(slice(first, first + blocks))
+        runs.append(run)
+        first += blocks
+    members = [
+        (rows, _stack(form, runs, _take(G, rows), B=B)) for form, (rows, runs) in alike.items()
+    ]
+    return members[0][1] if len(members) == 1 else MixedCurvature(tuple(members))
 
 
-def _form(tile: Tile, H: ParameterCurvature | None) -> tuple[Any, ...]:
-    """What must agree for two curvatures to be stacked."""
+#: tiles next to each other in the stack, with curvature that can be cut in one go
+_Run = Sequence[tuple[Tile, Any]]
+
+
+def _look(given: tuple[Tile, ParameterCurvature | None]) -> tuple[Any, ...]:
+    """What must agree for two curvatures to be cut in one go."""
+    tile, H = given
+    if isinstance(H, KroneckerCurvature):
+        return "kronecker", tile, H.axes, tuple([U.dim() for U in H.factors])
     if isinstance(H, SumOfOuterProducts):
         return "outer products", len(H.V)
-    if isinstance(H, DiagonalCurvature):
-        return "kronecker", ((range(len(tile.view)), True),)
-    if isinstance(H, KroneckerCurvature):
-        groups = regroup(tile.view, H.axes)
-        return "kronecker", tuple(
-            (ns, all(H.factors[m].dim() == 1 for m in ms)) for ns, ms in groups
-        )
-    return ("gradient",)
+    return ("gradient",) if H is None else ("diagonal", tile, H.h.shape)
 
 
-def _stack(
-    form: tuple[Any, ...], given: Sequence[tuple[Tile, Any]], G: Tensor, *, B: int
-) -> BlockCurvature:
+@lru_cache(maxsize=1024)
+def _form(look: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What must agree for two curvatures to be stacked."""
+    if look[0] == "diagonal":
+        return "kronecker", ((range(len(look[1].view)), True),)
+    if look[0] == "kronecker":
+        _, tile, axes, dims = look
+        groups = regroup(tile.view, axes)
+        return "kronecker", tuple((ns, all(dims[m] == 1 for m in ms)) for ns, ms in groups)
+    return look
+
+
+def _stack(form: tuple[Any, ...], runs: Sequence[_Run], G: Tensor, *, B: int) -> BlockCurvature:
     if form[0] == "gradient":
         return OuterProducts(G.unsqueeze(-1), scale=B**0.5)
     if form[0] == "outer products":
+        given = [each for run in runs for each in run]
         V = torch.empty(*G.shape, form[1], dtype=G.dtype, device=G.device)
         parts = V.split([tile.blocks for tile, _ in given])
         for (tile, H), part in zip(given, parts, strict=True):
             part.view(*tile.counts, *tile.sizes, form[1]).copy_(_grid_of_many(tile, H.V))
         return OuterProducts(V, given=True)
     wide = torch.promote_types(G.dtype, torch.float32)
-    restricted = [_parts(tile, H, wide) for tile, H in given]
+    restricted = [_parts([H for _, H in run], run[0][0], wide) for run in runs]
     return KroneckerBlocks(
         tuple(
-            Part(members[0].axes, torch.cat([part.U for part in members]))
+            members[0]
+            if len(members) == 1
+            else Part(members[0].axes, torch.cat([part.U for part in members]))
             for members in zip(*restricted, strict=True)
         ),
         tuple(G.shape[1:]),
     )
 
 
-def _parts(tile: Tile, H: KroneckerCurvature | DiagonalCurvature, dtype: torch.dtype) -> list[Part]:
-    if isinstance(H, KroneckerCurvature):
-        return parts_of(H, tile, dtype=dtype)
+def _parts(Hs: Sequence[Any], tile: Tile, dtype: torch.dtype) -> list[Part]:
+    if isinstance(Hs[0], KroneckerCurvature):
+        return parts_of(Hs, tile, dtype=dtype)
     # A diagonal is one part over all axes, and is cut as a gradient is.
-    h = tile.grid(H.diagonal().to(dtype)).reshape(tile.blocks, -1)
-    return [Part(tuple(range(len(tile.view))), h)]
+    h = _grid_of_many(tile, torch.stack([H.h for H in Hs]).to(dtype).abs())
+    return [Part(tuple(range(len(tile.view))), h.movedim(-1, 0).reshape(len(Hs) * tile.blocks, -1))]
+
+
+def parts_of(Hs: Sequence[KroneckerCurvature], tile: Tile, *, dtype: torch.dtype) -> list[Part]:
+    """The restriction of each H to every block of a tile: sub-blocks of the regrouped factors.
+
+    Exact: the entries of a Kronecker product are products of entries. The Hs are alike in form.
+    """
+    parts, stack = [], Hs[0]._stack
+    if stack is not None and not stack.has(Hs):
+        stack = None
+    for ns, ms in regroup(tile.view, Hs[0].axes):
+        if stack is not None:
+            if len(ms) == 1 and tile.sizes == tile.view:  # whole parameters
+                factor = stack.factors[ms[0]]
+                parts.append(Part(tuple(ns), factor.U, factor.largest).to(dtype))
+                continue
+            factors = [stack.factors[m].U.to(dtype) for m in ms]
+        else:
+            factors = [torch.stack([H.factors[m] for H in Hs]).to(dtype) for m in ms]
+        blocks = [1] * len(tile.counts)  # the blocks along these axes; the others repeat them
+        for n in ns:
+            blocks[n] = tile.counts[n]
+        uncut = all(tile.sizes[n] == tile.view[n] for n in ns)
+        if uncut and len(factors) == 1:
+            U = factors[0].unsqueeze(1)
+        else:
+            U = entries_at(factors, places_of(tile, ns, factors[0].device))
+        sizes = U.shape[2:]
+        U = U.view(len(Hs), *blocks, *sizes).expand(len(Hs), *tile.counts, *sizes)
+        parts.append(Part(tuple(ns), U.reshape(len(Hs) * tile.blocks, *sizes)))
+    return parts
 
 
 def _grid_of_many(tile: Tile, V: Tensor) -> Tensor:
@@ -182,4 +231,10 @@ class MixedCurvature:
 
 
 def _take(stack: Tensor, rows: Sequence[slice]) -> Tensor:
-    return stack[rows[0]] if len(rows) == 1 else torch.cat([stack[row] for row in rows])
+    if rows[0].start == 0 and sum(row.stop - row.start for row in rows) == len(stack):
+        return stack
+    return _joined([stack[row] for row in rows])
+
+
+def _joined(stacks: Sequence[Tensor]) -> Tensor:
+    return stacks[0] if len(stacks) == 1 else torch.cat(tuple(stacks))

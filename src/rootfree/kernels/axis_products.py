@@ -1,14 +1,22 @@
 """Products along the axes of a stack of blocks, in bf16: by the vendor's library where it is good.
 
 The kernels are in triton_products.py. A `site` tells launches apart (see launch.py).
+
+Matrices of odd sizes are padded. Rows of 769 bf16 numbers do not begin at multiples of 16 bytes, as
+the matrix units' loads want them: the library then takes kernels that are several times slower, and
+Triton reads number by number. A product with zeros beside its operands has zeros beside it, so that
+kernels work on the next multiple of eight.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rootfree.kernels.launch import launch, triton_kernels
 
@@ -16,6 +24,58 @@ Site = tuple[Any, ...]
 
 # The last axis of convolutions (9, say): the library is slow on such odd sizes.
 NARROW = 32
+_EIGHT = 8
+
+
+def room(d: int) -> int:
+    """The size in memory of an axis of size d; narrow ones have kernels of their own."""
+    return d if d <= NARROW else -(-d // _EIGHT) * _EIGHT
+
+
+def padded(X: Tensor, sizes: Sequence[int]) -> Tensor:
+    """X (b, ...) with zeros after each axis up to these sizes; X itself where it has them."""
+    if tuple(X.shape[1:]) == tuple(sizes):
+        return X
+    missing = [size - d for size, d in zip(sizes, X.shape[1:], strict=True)]
+    return pad(X, [amount for after in reversed(missing) for amount in (0, after)])
+
+
+def without(X: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A view of X (b, ...) without what `padded` added."""
+    return X[(slice(None), *[slice(d) for d in sizes])]
+
+
+@contextmanager
+def in_room(state: dict[str, Tensor], *, changes: bool) -> Iterator[dict[str, Tensor]]:
+    """A state whose matrices are padded; what `changes` inside is brought back at the end.
+
+    Where nothing changes the lower halves of factors are not looked at.
+    """
+    whole = {
+        name: padded(t, [*map(room, t.shape[1:])])
+        if t.dim() == 3 and (changes or not name.startswith("lower"))
+        else t
+        for name, t in state.items()
+    }
+    yield whole
+    for name, t in state.items():
+        if changes and whole[name] is not t:
+            t.copy_(without(whole[name], t.shape[1:]))
+
+
+def site_of(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:
+    """What tells the launches of one portion from those of others (see `launch`)."""
+    tensors = [G, *state.values(), *([] if sums is None else [sums])]
+    return (
+        G.device, G.shape, operand(state, 0).dtype, "started" in state, "upper0" in state,
+        None if sums is None else sums.shape, norm,
+        *[t.data_ptr() % 16 for t in tensors],
+    )  # fmt: skip
+
+
+def operand(state: dict[str, Tensor], n: int) -> Tensor:
+    """The factor as products take it: its upper half, where it is in halves."""
+    return state[f"upper{n}" if f"upper{n}" in state else f"factor{n}"]
 
 
 def symmetric_product(site: Site, K: Tensor) -> Tensor:

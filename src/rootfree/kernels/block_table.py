@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rootfree.layout.tiles import Piece
+from rootfree.kernels.axis_products import room
+from rootfree.layout.tiles import Piece, contiguous_strides
 
-# A program's share of a rectangle. What is one piece of memory is cut into rows of COLS.
+if TYPE_CHECKING:
+    from rootfree.kernels.stack import Share
+
+# A program's share of a rectangle. What is one piece of memory is cut into rows of COLS. A column,
+# as a bias is beside its weight, has a share of its own shape: of the other it would fill one part
+# in a thousand.
 ROWS, COLS, WARPS = 4, 1024, 8
+SHARE, COLUMN = (ROWS, COLS), (ROWS * COLS, 1)
 
 
 class Rectangle(NamedTuple):
@@ -28,12 +38,28 @@ class Rectangle(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What one program does: at most ROWS×COLS of a rectangle."""
+    """What one program does: at most a share of a rectangle."""
 
     rectangle: int
     row: int
     column: int
     place: int  # of its partial sum of squared gradients
+
+
+def with_room(piece: Piece, sizes: Sequence[int], rooms: Sequence[int]) -> Piece:
+    """A piece of a stack of blocks of these sizes, where the stack has room for larger ones."""
+    move = partial(_moved, sizes=sizes, rooms=rooms)
+    strides = tuple(map(move, piece.stack_strides))
+    return piece._replace(stack_strides=strides, stack_offset=move(piece.stack_offset))
+
+
+def _moved(place: int, sizes: Sequence[int], rooms: Sequence[int]) -> int:
+    """Where an element of a stack is when its blocks have more room; of a stride, what it is."""
+    block, place = divmod(place, math.prod(sizes))
+    moved = block
+    for old, new, d in zip(contiguous_strides(sizes), rooms, sizes, strict=True):
+        moved = moved * new + place // old % d
+    return moved
 
 
 def rectangles_of(
@@ -74,17 +100,108 @@ def _merged(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return levels or [(1, 1, 1)]
 
 
-def items_of(rectangle: Rectangle, *, number: int, place: int) -> list[Item]:
+def is_column(rectangle: Rectangle) -> bool:
+    """Whether programs may have a column of it as their share: they count in int32."""
+    far = max(rectangle.distance, rectangle.pitch)
+    return rectangle.columns == 1 and far * COLUMN[0] < 2**31
+
+
+def items_of(
+    rectangle: Rectangle, *, number: int, place: int, share: tuple[int, int] = SHARE
+) -> list[Item]:
     """The programs of a rectangle; their partial sums are next to each other."""
     rows = -(-rectangle.elements // rectangle.columns)
-    starts = product(range(0, rows, ROWS), range(0, rectangle.columns, COLS))
+    starts = product(range(0, rows, share[0]), range(0, rectangle.columns, share[1]))
     return [Item(number, row, column, place + i) for i, (row, column) in enumerate(starts)]
 
 
-def items_in(rectangle: Rectangle) -> int:
+def items_in(rectangle: Rectangle, share: tuple[int, int] = SHARE) -> int:
     """How many items a rectangle has."""
     rows = -(-rectangle.elements // rectangle.columns)
-    return -(-rows // ROWS) * -(-rectangle.columns // COLS)
+    return -(-rows // share[0]) * -(-rectangle.columns // share[1])
+
+
+@dataclass
+class Placed:
+    """Where the blocks of shares are in a stack, and their sums."""
+
+    #: of each share: first element, sizes in memory, first sum, sums a block
+    shares: list[tuple[int, tuple[int, ...], int, int]]
+    of_parameter: list[list[tuple[Rectangle, int]]]  # its rectangles, with the places of their sums
+    shapes: list[tuple[int, int]]  # of each parameter: the shape of a program's share
+    elements: int = 0
+    sums: int = 0
+    ragged: bool = False  # whether blocks have fewer sums than others of their share
+    gaps: bool = False  # whether there are elements that no parameter has
+
+
+def placed(shares: Sequence[Share], where: Mapping[Tensor, int]) -> Placed:
+    """Share after share; `where`: positions of the parameters that have gradients."""
+    made, filled = Placed([], [[] for _ in where], [COLUMN] * len(where)), 0
+    found: list[tuple[tuple[int, ...], int, list[list[Rectangle]]]] = []
+    for share in shares:
+        blocks: list[list[Rectangle]] = [[] for _ in range(share.blocks)]
+        start, first, sizes = made.elements, 0, share.slots[0].tile.sizes
+        matrices = share.bucket.plan.kernel is not None and len(sizes) > 1
+        rooms = tuple(map(room, sizes)) if matrices else sizes
+        elements = math.prod(rooms)
+        for slot in share.slots:
+            for piece in slot.pieces:
+                if piece.p in where:
+                    piece = piece if rooms == sizes else with_room(piece, sizes, rooms)
+                    i = where[piece.p]
+                    in_stack = {"parameter": i, "stack": start, "block": elements}
+                    for number, rectangle in rectangles_of(piece, **in_stack):
+                        blocks[first + number].append(rectangle)
+                        filled += rectangle.elements
+                        if not is_column(rectangle):
+                            made.shapes[i] = SHARE
+            first += slot.tile.blocks
+            start += slot.tile.blocks * elements
+        found.append((rooms, made.elements, blocks))
+        filled += -start % 64
+        made.elements = start + -start % 64  # where the matrix units like it
+    for rooms, start, blocks in found:
+        # A block inside a larger parameter has rows of its own, a whole parameter has none.
+        counts = [sum(items_in(r, made.shapes[r.parameter]) for r in block) for block in blocks]
+        most = max(counts)
+        made.ragged = made.ragged or min(counts) < most
+        made.shares.append((start, rooms, made.sums, most))
+        for block in blocks:
+            at = made.sums
+            for rectangle in block:
+                made.of_parameter[rectangle.parameter].append((rectangle, at))
+                at += items_in(rectangle, made.shapes[rectangle.parameter])
+            made.sums += most
+    # Parameters without a gradient in a joint pair, and padding, leave zeros.
+    made.gaps = filled < made.elements
+    return made
+
+
+def in_order(
+    made: Placed,
+) -> tuple[list[Rectangle], list[Item], list[tuple[int, int]], tuple[int, int]]:
+    """Rectangles and items of all parameters, first and last item of each, and where kinds end.
+
+    Parameters that can be read eight numbers at a time come first, columns last: the last result is
+    how many items the first have, and how many all but the columns.
+    """
+    kinds = [
+        2 if share == COLUMN else int(not aligned([r for r, _ in mine]))
+        for mine, share in zip(made.of_parameter, made.shapes, strict=True)
+    ]
+    rectangles: list[Rectangle] = []
+    items: list[Item] = []
+    spans, ends = [(0, 0)] * len(kinds), [0, 0, 0]
+    for i in sorted(range(len(kinds)), key=kinds.__getitem__):
+        begin = len(items)
+        for rectangle, at in made.of_parameter[i]:
+            share = made.shapes[i]
+            items += items_of(rectangle, number=len(rectangles), place=at, share=share)
+            rectangles.append(rectangle)
+        spans[i] = (begin, len(items))
+        ends[kinds[i]] = len(items)
+    return rectangles, items, spans, (ends[0], max(ends[:2]))
 
 
 def aligned(rectangles: Sequence[Rectangle]) -> bool:

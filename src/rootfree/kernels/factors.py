@@ -1,6 +1,6 @@
 """Dense inverse-free factors on a GPU: matrix products by the vendor's library, the rest fused.
 
-The equations are those of rules/if_shampoo.py with the gradient outer product as curvature; the
+The equations are those of rules/if_shampoo.py; given.py has a given curvature's part. The
 kernels are in triton_factors.py, triton_vectors.py and triton_products.py. Products are in bf16,
 sums in fp32, and so are the factors: in halves (halves.py), of which products take the upper one.
 Hyper-parameters are read from a table on the device (tables.py), so that recorded launches follow
@@ -9,18 +9,27 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from rootfree.curvature import BlockCurvature
+from rootfree.kernels import given
 from rootfree.kernels.axis_products import (
     Site,
+    in_room,
     long_gram,
     matricised,
     multiply,
+    operand,
+    padded,
+    room,
+    site_of,
     symmetric_product,
     tiling,
+    without,
 )
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.tables import SKIP
@@ -43,24 +52,35 @@ def direction_(
     norm: str | None,
     refresh: bool,
     by_rank: bool = False,
+    H: BlockCurvature | None = None,
 ) -> None:
     """G <- U, its direction; on refresh the factors move first.  Changes G and state.
 
-    `squares` (b, count), float64: partial sums of the squared gradients, for factors that start
-    from the first gradient. `numbers`: B, β₂, λ and γ in places 5 to 8. `by_rank`: β₂ is less for
-    long axes (rules/if_shampoo.py).
+    G may be padded (axis_products.py). `squares` (b, count), float64: partial sums of the squared
+    gradients, for factors that start from the first gradient. `numbers`: B, β₂, λ and γ in places 5
+    to 8. `by_rank`: β₂ is less for long axes (rules/if_shampoo.py). `H`: a curvature other than
+    B·ggᵀ, of matrices.
     """
     axes = G.dim() - 1
     if axes == 1:
         vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
-        for part, rows in portions(G, state):
-            Ks = [operand(rows, n) for n in range(axes)]
-            sums = squares[part] if refresh and "started" in rows else None
-            site = (*site_of(G[part], rows, sums, norm), refresh)
-            if refresh:
-                _refresh_(site, Ks, rows, G[part], sums, numbers, norm, by_rank)
-            _precondition_(site, G[part], Ks)
+        sizes = [operand(state, n).shape[1] for n in range(axes)]
+        stack = padded(G, [*map(room, sizes)])
+        for part, rows in portions(stack, state):
+            with in_room(rows, changes=refresh) as whole:
+                Ks = [operand(whole, n) for n in range(axes)]
+                mine = H if H is None or len(stack[part]) == len(stack) else H.rows(part)
+                sums = None
+                if refresh and "started" in rows:
+                    sums = squares[part] if mine is None else mine.root_mean_diagonal(sizes)
+                site = (*site_of(stack[part], whole, sums, norm), *sizes, refresh, H is None)
+                if refresh:
+                    words = (numbers, norm, by_rank)
+                    _refresh_(site, sizes, Ks, whole, stack[part], sums, mine, *words)
+                _precondition_(site, stack[part], Ks)
+        if stack is not G:
+            G.copy_(without(stack, sizes))
     if refresh and "rounding" in state:
         state["rounding"] += axes * (numbers[SKIP] == 0).int()
 
@@ -87,53 +107,49 @@ def vectors_(
     )  # fmt: skip
 
 
-def site_of(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:
-    """What tells the launches of one portion from those of others (see `launch`)."""
-    tensors = [G, *state.values(), *([] if sums is None else [sums])]
-    return (
-        G.device, G.shape, operand(state, 0).dtype, "started" in state, "upper0" in state,
-        None if sums is None else sums.shape, norm,
-        *[t.data_ptr() % 16 for t in tensors],
-    )  # fmt: skip
-
-
-def operand(state: dict[str, Tensor], n: int) -> Tensor:
-    """The factor as products take it: its upper half, where it is in halves."""
-    return state[f"upper{n}" if f"upper{n}" in state else f"factor{n}"]
-
-
 def _refresh_(
     site: Site,
+    sizes: Sequence[int],
     Ks: list[Tensor],
     state: dict[str, Tensor],
     G: Tensor,
-    squares: Tensor | None,
+    start: Tensor | None,
+    H: BlockCurvature | None,
     numbers: Tensor,
     norm: str | None,
     by_rank: bool,
 ) -> None:
-    """Move the factors.  Changes state, of which Ks are a part."""
+    """Move the factors.  Changes state, of which Ks are a part.
+
+    `start`: what the first scale of a block depends on, partial sums of squares or (b,) √(tr H/D).
+    """
     kernels = triton_kernels().factors
-    b, elements = len(G), G[0].numel()
+    b, elements = len(G), math.prod(sizes)
     scales = torch.empty(b, device=G.device)
-    if squares is not None:
+    if start is not None:
         launch(
-            kernels.start_kernel, b, squares, state["started"], scales, numbers,
-            squares.shape[1], elements, site=site, AXES=len(Ks), num_warps=1,
+            kernels.start_kernel, b, start, state["started"], scales, numbers,
+            start.numel() // b, elements, site=site, AXES=len(Ks), GIVEN=H is not None, num_warps=1,
         )  # fmt: skip
     traces = [
-        trace((*site, n), K, state.get(f"lower{n}"), None if squares is None else scales)
+        trace((*site, n), K, state.get(f"lower{n}"), None if start is None else scales)
         for n, K in enumerate(Ks)
     ]
-    Ghat, largest = in_frame(site, G, Ks)
-    powers = powers_of_two(site, Ks, traces)
-    for n, K in enumerate(Ks):
+    seen = [in_frame(site, G, Ks)] * len(Ks) if H is None else given.in_frame(H, Ks, sizes)
+    powers = powers_of_two(site, sizes, traces)
+    for n, (K, (of_axis, largest)) in enumerate(zip(Ks, seen, strict=True)):
         rates = numbers
-        if by_rank and K.shape[1] ** 2 > elements:  # β₂·D₋ₙ/dₙ
+        by_less = elements / sizes[n] ** 2 if by_rank and sizes[n] ** 2 > elements else 1.0
+        if by_less < 1 and H is None:  # β₂·D₋ₙ/dₙ
             rates = numbers.clone()
-            rates[6] *= elements / K.shape[1] ** 2
-        h, sums, fourths = tangent((*site, n), n, K, Ghat, largest, traces, None, numbers, norm)
+            rates[6] *= by_less
+        h, sums, fourths = tangent(
+            (*site, n), n, sizes, K, of_axis, largest, traces, None, numbers, norm,
+            has_gram=H is not None,
+        )  # fmt: skip
         product = torch.bmm(K, h)
+        if by_less < 1 and H is not None:
+            given.slow_(product, H, by_less)
         move_(
             (*site, n), n, K, product, sums, fourths, powers, state.get("started"), state, rates,
             norm=norm, whiten=False,
@@ -174,18 +190,18 @@ def in_frame(site: Site, G: Tensor, Ks: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def powers_of_two(
-    site: Site, Ks: list[Tensor], traces: list[Tensor], lams: Tensor | None = None
+    site: Site, sizes: Sequence[int], traces: list[Tensor], lams: Tensor | None = None
 ) -> Tensor:
     """(b, N), by which the factors are multiplied to keep one scale (rules/if_shampoo.py).
 
     `lams` (b,), if given, are limited on the way (rules/if_whitening.py).  Changes lams.
     """
-    powers = torch.empty(len(Ks[0]), len(Ks), device=Ks[0].device)
+    powers = torch.empty(len(traces[0]), len(sizes), device=traces[0].device)
     launch(
         triton_kernels().factors.balance_kernel, len(powers),
         traces[0], traces[1], traces[-1], powers, powers if lams is None else lams,
-        *[traces[n].shape[1] for n in (0, 1, -1)], *[Ks[n].shape[1] for n in (0, 1, -1)],
-        site=site, AXES=len(Ks), LIMIT=lams is not None, num_warps=1,
+        *[traces[n].shape[1] for n in (0, 1, -1)], *[sizes[n] for n in (0, 1, -1)],
+        site=site, AXES=len(sizes), LIMIT=lams is not None, num_warps=1,
     )  # fmt: skip
     return powers
 
@@ -193,25 +209,30 @@ def powers_of_two(
 def tangent(
     site: Site,
     n: int,
+    sizes: Sequence[int],
     K: Tensor,
-    Ghat: Tensor,
+    of_axis: Tensor,
     largest: Tensor,
     traces: list[Tensor],
     lams: Tensor | None,
     numbers: Tensor,
     norm: str | None,
+    *,
+    has_gram: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """hₙ, partial sums of h² and, for the spectral norm, of the squares of (h/‖h‖)⁴.
 
-    `lams` (b,): λ of each block; None: it is one of the numbers.
+    `of_axis`: Ĝ, with partial maxima `largest`; with `has_gram` the curvature of axis n, with the
+    weight of each block. `lams` (b,): λ of each block; None: it is one of the numbers. `sizes`:
+    those of the axes without padding.
     """
     kernels = triton_kernels().products
     b, d = K.shape[:2]
-    X = matricised(Ghat, n)
+    X = K if has_gram else matricised(of_axis, n)
     r = X.shape[2]
     tile, tiles = tiling(d, r, sums=2)
-    long = r > _LONG * d
-    gram = long_gram(site, X) if long else K
+    long = not has_gram and r > _LONG * d
+    gram = of_axis if has_gram else long_gram(site, X) if long else K
     others = [trace for j, trace in enumerate(traces) if j != n]
     h = torch.empty_like(K)
     sums, fourths = (torch.empty(b, tiles, device=K.device) for _ in range(2))
@@ -219,10 +240,10 @@ def tangent(
         kernels.tangent_kernel,
         b * tiles, X, K, gram, h, sums, largest, others[0], others[-1],
         numbers if lams is None else lams, numbers,
-        d, r, X.stride(0), X.stride(1), X.stride(2), tiles, largest.shape[1],
-        others[0].shape[1], others[-1].shape[1],
-        site=site, GRAM=long, OTHERS=len(others), ROW_MAJOR=X.stride(2) == 1,
-        OF_BLOCK=lams is not None, **tile,
+        d, r, X.stride(0), X.stride(1), X.stride(2), tiles, largest.numel() // b,
+        others[0].shape[1], others[-1].shape[1], sizes[n], math.prod(sizes) // sizes[n],
+        site=(*site, gram.dtype), GRAM=long, GIVEN=has_gram, OTHERS=len(others),
+        ROW_MAJOR=X.stride(2) == 1, OF_BLOCK=lams is not None, **tile,
     )  # fmt: skip
     if norm == "spectral":
         q, (alike, _) = torch.empty_like(K), tiling(d, d)

@@ -6,25 +6,25 @@ the tail reads them from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rootfree.curvature import BlockCurvature, OuterProducts
+from rootfree.kernels.axis_products import without
 from rootfree.kernels.block_table import (
-    COLS,
-    ROWS,
+    COLUMN,
+    SHARE,
     WARPS,
-    Item,
-    Rectangle,
-    aligned,
     as_table,
-    items_in,
-    items_of,
-    rectangles_of,
+    in_order,
+    placed,
 )
+from rootfree.kernels.fixed import replay
 from rootfree.kernels.graphs import Recordings, side_by_side
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.plan import Group
@@ -36,7 +36,8 @@ from rootfree.rules.momentum import Tail
 
 # Items of a program that only reads, where looking up the place would take most of its time.
 _SEVERAL = 4
-_PROGRAM: dict[str, Any] = {"ROWS": ROWS, "COLS": COLS, "num_warps": WARPS}
+#: items that are launched together, how many there are, their site, constants of the kernels
+_Launch: TypeAlias = tuple[Tensor, int, tuple[Any, ...], dict[str, Any]]
 # What rules have in their launches; kernels read it on the device.
 _RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum", "update_every")
 
@@ -60,7 +61,10 @@ class KernelStack(Stack):
         if kernel is None or self.numbers is None:
             super()._precondition_part_(part, group, curvature)
         else:
-            kernel(part.state, part.G, part.squares, self.numbers.tensor, refresh=refresh)
+            H = None if curvature is None else curvature(part)
+            words = {} if H is None or _is_default(H, part) else {"H": H}
+            G = part.G if part.padded is None else part.padded
+            kernel(part.state, G, part.squares, self.numbers.tensor, refresh=refresh, **words)
             self.keep_(part, refresh=refresh)
 
     def keep_(self, part: Part, *, refresh: bool) -> None:
@@ -73,74 +77,38 @@ class FusedStack(KernelStack):
     """Blocks of some buckets, one after the other, and the tables that say where they belong."""
 
     def __init__(
-        self, ps: list[Tensor], buckets: list[Bucket[Any]], recordings: Recordings | None = None
+        self,
+        ps: list[Tensor],
+        buckets: list[Bucket[Any]],
+        recordings: Recordings | None = None,
+        *,
+        given: bool = False,
     ) -> None:
+        """`given`: whether the curvature is; it is then assembled outside of recordings."""
         self.ps = ps
         self.shares = shares_of(ps, buckets)
         self._dtype = self.shares[0].bucket.plan.dtype
         self._recordings = recordings  # None: nothing is replayed
+        self._is_given = given
         self._baked = () if self.by_kernels else _RATES
         self._kept: tuple[Tensor, Tensor] | None = None
         self._lay_out()
 
     def _lay_out(self) -> None:
         device = self.ps[0].device
-        where = {p: i for i, p in enumerate(self.ps)}
-        of_parameter: list[list[tuple[Rectangle, int]]] = [[] for _ in self.ps]  # place of its sums
-        #: of each share: first element, first sum, sums a block
-        self._places: list[tuple[int, int, int]] = []
-        self._elements = self._sums = filled = 0
-        ragged = False
-        for share in self.shares:
-            blocks: list[list[Rectangle]] = [[] for _ in range(share.blocks)]
-            start, first = self._elements, 0
-            for slot in share.slots:
-                tile = slot.tile
-                for piece in slot.pieces:
-                    if piece.p in where:
-                        found = rectangles_of(
-                            piece, parameter=where[piece.p], stack=start, block=tile.elements
-                        )
-                        for number, rectangle in found:
-                            blocks[first + number].append(rectangle)
-                            filled += rectangle.elements
-                first += tile.blocks
-                start += tile.blocks * tile.elements
-            # A block inside a larger parameter has rows of its own, a whole parameter has none.
-            counts = [sum(map(items_in, block)) for block in blocks]
-            most = max(counts)
-            ragged = ragged or min(counts) < most
-            self._places.append((self._elements, self._sums, most))
-            for block in blocks:
-                at = self._sums
-                for rectangle in block:
-                    of_parameter[rectangle.parameter].append((rectangle, at))
-                    at += items_in(rectangle)
-                self._sums += most
-            filled += -start % 64
-            self._elements = start + -start % 64  # where the matrix units like it
-        # Blocks with fewer sums than others of their share, and parameters without a gradient in a
-        # joint pair, leave zeros.
-        self._ragged, self._gaps = ragged, filled < self._elements
-        # Parameters that can be read eight numbers at a time come first.
-        regular = [aligned([r for r, _ in mine]) for mine in of_parameter]
-        rectangles: list[Rectangle] = []
-        items: list[Item] = []
-        spans, self._regular = [(0, 0)] * len(self.ps), 0
-        for i in sorted(range(len(self.ps)), key=lambda i: not regular[i]):
-            begin = len(items)
-            for rectangle, at in of_parameter[i]:
-                items += items_of(rectangle, number=len(rectangles), place=at)
-                rectangles.append(rectangle)
-            spans[i] = (begin, len(items))
-            if regular[i]:
-                self._regular = len(items)
+        self._placed = placed(self.shares, {p: i for i, p in enumerate(self.ps)})
+        rectangles, items, spans, (regular, wide) = in_order(self._placed)
         self._rectangles = as_table(rectangles, torch.int64, device)
         self._items = as_table(items, torch.int32, device)
-        parts = ((self._items[: self._regular], True), (self._items[self._regular :], False))
-        self._split = [(part, len(part), each) for part, each in parts if len(part)]
         # What launches differ in from those of other stacks (see `launch`).
-        self._site = (device, self._dtype, self._items.data_ptr() % 16, self._regular % 4)
+        self._site = (device, self._dtype, self._items.data_ptr() % 16)
+        columns = self._launches_of(slice(wide, None), COLUMN)
+        self._unaligned = [*self._launches_of(slice(wide), SHARE), *columns]
+        self._aligned = [
+            *self._launches_of(slice(regular), SHARE, aligned=True),
+            *self._launches_of(slice(regular, wide), SHARE),
+            *columns,
+        ]
         self._spans = as_table(spans, torch.int32, device)  # first and last item of each parameter
         self._sizes = as_table([p.numel() for p in self.ps], torch.int64, device)
         tables = (self._rectangles, self._items, self._spans, self._sizes)
@@ -163,12 +131,11 @@ class FusedStack(KernelStack):
         self._gradients.send(gs)
         kernels = triton_kernels()
         G = kernels.dtype(gs[0])
-        for items, count, regular in self._launches(self._gradients.aligned):
+        for items, count, site, constants in self._launches(self._gradients.aligned):
             launch(
                 kernels.blocks.gather_kernel, count,
                 items, self._rectangles, self._gradients.tensor, self._values, self._squares,
-                site=(*self._site, G, squares, regular),
-                G=G, SQUARES=squares, ALIGNED=regular, **_PROGRAM,
+                site=(*site, G, squares), G=G, SQUARES=squares, **constants,
             )  # fmt: skip
 
     def _make_room(self) -> None:
@@ -176,32 +143,47 @@ class FusedStack(KernelStack):
         room = self._kept
         if room is None or self._recordings_now() is None:
             device = self._items.device
-            make = torch.zeros if self._ragged else torch.empty
+            make = torch.zeros if self._placed.ragged else torch.empty
             room = (
-                torch.empty(self._elements, dtype=self._dtype, device=device),
-                make(self._sums, dtype=torch.float64, device=device),
+                torch.empty(self._placed.elements, dtype=self._dtype, device=device),
+                make(self._placed.sums, dtype=torch.float64, device=device),
             )
             if self._recordings_now() is not None:
                 self._kept = room
         self._values, self._squares = room
-        if self._gaps:
+        if self._placed.gaps:
             self._values.zero_()
 
     def precondition_(self, group: Group, curvature: CurvatureOf | None) -> None:
         """Gradients in the stack <- their directions, from a graph where that is faster."""
         recordings = self._recordings_now()
         if recordings is None:
-            self._precondition_parts_(group, curvature)
-        else:  # all that it depends on beside the contents of tensors
-            rates = [group.get(name) for name in self._baked]
-            slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
-            kind = (curvature is not None, *rates, *slabs)
-            recordings(kind, partial(self._precondition_parts_, group, curvature))
+            self._precondition_parts_(group, curvature, {})
+            return
+        # all that it depends on beside the contents of tensors
+        rates = [group.get(name) for name in self._baked]
+        slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
+        kind, work = (curvature is not None, *rates, *slabs), self._precondition_parts_
+        if curvature is not None and self._is_given:
+            parts = list(self.parts())
+            found = {i: curvature(part) for i, part in enumerate(parts)}
+            given = {i: H for i, H in found.items() if not _is_default(H, parts[i])}
+            replay(recordings, kind, partial(work, group, curvature), given)
+        else:
+            recordings(kind, partial(work, group, curvature, {}))
 
-    def _precondition_parts_(self, group: Group, curvature: CurvatureOf | None) -> None:
-        parts = list(self.parts())  # all are there at once
-        make = partial(self._precondition_part_, group=group, curvature=curvature)
-        side_by_side([(p.G.numel(), partial(make, p)) for p in parts], self.ps[0].device)
+    def _precondition_parts_(
+        self,
+        group: Group,
+        curvature: CurvatureOf | None,
+        given: Mapping[int, BlockCurvature],
+    ) -> None:
+        """`given`: by the number of a share, an H to be taken in place of the curvature's."""
+        works = []
+        for i, part in enumerate(list(self.parts())):  # all are there at once
+            H = partial(_same, given[i]) if i in given else curvature
+            works.append((part.G.numel(), partial(self._precondition_part_, part, group, H)))
+        side_by_side(works, self.ps[0].device)
 
     def release(self) -> None:
         """Drop recorded graphs."""
@@ -215,13 +197,15 @@ class FusedStack(KernelStack):
 
     def parts(self) -> Iterator[Part]:
         """Each share with its part of the stack and (b, n) sums of squares."""
-        for share, (first, place, sums) in zip(self.shares, self._places, strict=True):
-            tile, blocks = share.slots[0].tile, share.blocks
-            G = self._values[first : first + blocks * tile.elements].view(blocks, *tile.sizes)
-            squares = self._squares[place : place + blocks * sums].view(blocks, sums)
+        for share, place in zip(self.shares, self._placed.shares, strict=True):
+            first, rooms, start, sums = place
+            sizes, blocks = share.slots[0].tile.sizes, share.blocks
+            values = self._values[first : first + blocks * math.prod(rooms)].view(blocks, *rooms)
+            G = values if rooms == sizes else without(values, sizes)
+            squares = self._squares[start : start + blocks * sums].view(blocks, sums)
             slabs, rows = share.bucket.slabs, share.rows
             state = slabs if rows is None else select(slabs, rows)
-            yield Part(share, G, state, squares)
+            yield Part(share, G, state, squares, values)
 
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""
@@ -248,17 +232,16 @@ class FusedStack(KernelStack):
             "CLIP": tail.clip is not None,
             "RMS": tail.rms is not None,
             "DECOUPLED": tail.coupled == 0,
-            **_PROGRAM,
         }
         for of_step, wanted in ((False, tail.cap), (True, tail.rms)):
             if wanted is not None and scales is not None:
                 self._measure(arguments, constants, scales, of_step=of_step)
         rate = arguments[4]
-        site = (*self._site, rate.dtype, rate.data_ptr() % 16, count, *constants.values())
-        for items, programs, regular in self._launches(self._state.aligned):
+        looks = (rate.dtype, rate.data_ptr() % 16, count, *constants.values())
+        for items, programs, site, shape in self._launches(self._state.aligned):
             launch(
                 kernels.blocks.tail_kernel, programs, items, *arguments, count,
-                site=(*site, regular), ALIGNED=regular, **constants,
+                site=(*site, *looks), **shape, **constants,
             )  # fmt: skip
         for kind, copies in zip((ps, ms), moved, strict=True):
             for t, copy in zip(kind, copies, strict=True):
@@ -275,23 +258,41 @@ class FusedStack(KernelStack):
         """What directions (or, `of_step`, whole steps) are to be multiplied by."""
         kernels = triton_kernels()
         sums = torch.empty(len(self._items), dtype=torch.float64, device=scales.device)
-        done, chosen = 0, ("M", "MOMENTUM", "NESTEROV", "CAP", "CLIP", *_PROGRAM)
+        done, chosen = 0, ("M", "MOMENTUM", "NESTEROV", "CAP", "CLIP")
         constants = {key: constants[key] for key in chosen}
-        site = (*self._site, len(self.ps), of_step, *constants.values())
-        for items, count, regular in self._launches(self._state.aligned or not of_step):
+        looks = (len(self.ps), of_step, *constants.values())
+        for items, count, site, shape in self._launches(self._state.aligned or not of_step):
             launch(
                 kernels.blocks.squares_kernel, -(-count // _SEVERAL),
                 items, *arguments[:4], self.numbers.tensor, sums[done:], len(self.ps), count,
-                site=(*site, done % 2, regular),
-                OF_STEP=of_step, SEVERAL=_SEVERAL, ALIGNED=regular, **constants,
+                site=(*site, *looks, done % 2),
+                OF_STEP=of_step, SEVERAL=_SEVERAL, **shape, **constants,
             )  # fmt: skip
             done += count
         launch(
             kernels.blocks.scale_kernel, len(self.ps),
             sums, self._spans, self._sizes, self.numbers.tensor, scales, len(self.ps),
-            site=site, OF_STEP=of_step, BLOCK=512,
+            site=(*self._site, *looks), OF_STEP=of_step, BLOCK=512,
         )  # fmt: skip
 
-    def _launches(self, regular: bool) -> list[tuple[Tensor, int, bool]]:
-        """Items in one or two launches: those that may be read eight at a time, and the others."""
-        return self._split if regular else [(self._items, len(self._items), False)]
+    def _launches(self, aligned: bool) -> list[_Launch]:
+        """`aligned`: whether tensors begin where eight numbers can be read at once."""
+        return self._aligned if aligned else self._unaligned
+
+    def _launches_of(
+        self, part: slice, share: tuple[int, int], *, aligned: bool = False
+    ) -> list[_Launch]:
+        """One, or none where there are no such items."""
+        items = self._items[part]
+        constants = {"ALIGNED": aligned, "ROWS": share[0], "COLS": share[1], "num_warps": WARPS}
+        site = (*self._site, aligned, share)
+        return [(items, len(items), site, constants)] if len(items) else []
+
+
+def _is_default(H: BlockCurvature, part: Part) -> bool:
+    """Whether H is B·ggᵀ, which kernels make themselves."""
+    return isinstance(H, OuterProducts) and H.V is part.G
+
+
+def _same(H: BlockCurvature, _: Part) -> BlockCurvature:
+    return H

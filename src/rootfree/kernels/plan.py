@@ -45,17 +45,17 @@ class Plan:
 
 def make_plan(
     p: Tensor, structures: Structures, group: Group, *, fused: bool, dtype: torch.dtype,
-    direction: Direction, kernel: Callable[..., None] | None,
+    direction: Direction, kernel: Callable[..., None] | None, given: bool = False,
 ) -> Plan:  # fmt: skip
     """The plan of blocks like those of `p`.
 
     `fused`: whether kernels run there at all; `dtype`: of the products; `kernel`: what takes the
-    place of the rule, where the method has it.
+    place of the rule, where the method has it; `given`: whether the curvature is.
     """
     kinds = [type(s) for s in structures]
     kept = group.get("factor_dtype") or torch.float32
     dense = kinds in ([Dense] * 2, [Dense] * 3) and dtype == torch.bfloat16
-    vector = kinds == [Diagonal] and dtype == torch.float32
+    vector = kinds == [Diagonal] and dtype == torch.float32 and not given
     known = (
         fused
         and kernel is not None

@@ -47,6 +47,7 @@ class Part(NamedTuple):
     G: Tensor
     state: dict[str, Tensor]
     squares: Tensor | None  # (b, n) partial sums of the squared gradients, where somebody made them
+    padded: Tensor | None = None  # the memory of G, zeros beside it; None: there are none
 
 
 def shares_of(ps: list[Tensor], buckets: list[Bucket[Any]]) -> list[Share]:

@@ -37,15 +37,24 @@ def _chunk(size, chunks, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["count", "elements"], do_not_specialize_on_alignment=["squares"])
-def start_kernel(squares, started, scales, numbers, count, elements, AXES: tl.constexpr):
-    """scale <- (B·mean(G²))^{-1/(2N)} for a block that meets its first gradient, 1 for others."""
+def start_kernel(
+    squares, started, scales, numbers, count, elements, AXES: tl.constexpr, GIVEN: tl.constexpr
+):
+    """scale <- (B·mean(G²))^{-1/(2N)} for a block that meets its first gradient, 1 for others.
+
+    GIVEN: `squares` holds √(tr H/D), whose (-1/N)-th power it is.
+    """
     b = tl.program_id(0)
-    rms = root_of(add_up(squares, b, count) / elements)
+    if GIVEN:
+        root = tl.load(squares + b)
+        rms = root
+    else:
+        rms = root_of(add_up(squares, b, count) / elements)
+        root = tl.sqrt(tl.load(numbers + 5)) * rms
     fresh = (tl.load(started + b) == 0) & (rms > 0) & (rms < float("inf"))
     fresh = fresh & (tl.load(numbers + SKIP) == 0)
-    B = tl.load(numbers + 5)
     # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
-    scale = tl.exp2(-1.0 / AXES * tl.log2(tl.maximum(tl.sqrt(B) * rms, 1e-15)))
+    scale = tl.exp2(-1.0 / AXES * tl.log2(tl.maximum(root, 1e-15)))
     tl.store(scales + b, tl.where(fresh, scale, 1.0))
     if fresh:
         tl.store(started + b, tl.full((), 1, started.dtype.element_ty))

@@ -73,16 +73,21 @@ def _store_mirrored(out, tile, i, j, rows, cols, d):
         tl.store(out + cols[:, None] * d + rows[None, :], tl.trans(value), inside)
 
 
-@triton.jit(do_not_specialize=["tiles", "largest_count", "trace_count", "other_count"])
+@triton.jit(
+    do_not_specialize=["tiles", "largest_count", "trace_count", "other_count", "size", "columns"]
+)
 def tangent_kernel(
     X, K, gram, h, sums, largest, trace, other_trace, lams, numbers,
-    d, r, x_b, x_d, x_r, tiles, largest_count, trace_count, other_count,
-    GRAM: tl.constexpr, OTHERS: tl.constexpr, ROW_MAJOR: tl.constexpr, OF_BLOCK: tl.constexpr,
+    d, r, x_b, x_d, x_r, tiles, largest_count, trace_count, other_count, size, columns,
+    GRAM: tl.constexpr, GIVEN: tl.constexpr, OTHERS: tl.constexpr,
+    ROW_MAJOR: tl.constexpr, OF_BLOCK: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """h <- ½(B·unit²/r·X Xᵀ + λ·∏ trace·KᵀK - γI), and partial sums of h².
+    """h <- ½(B·unit²/columns·X Xᵀ + λ·∏ trace·KᵀK - γI), and partial sums of h².
 
-    λ is one of the numbers, or (OF_BLOCK) in `lams`.
+    λ is one of the numbers, or (OF_BLOCK) in `lams`. GIVEN: the first term is the gram of each
+    block, times what is in `largest`. Of the d rows `size` are not padding, of the r columns
+    `columns`.
     """
     if EIGHTS:  # Triton itself asks for multiples of 16 before it reads eight numbers at once
         d = d // 8 * 8
@@ -92,30 +97,37 @@ def tangent_kernel(
         else:
             x_r = x_r // 8 * 8
     b, t, i, j, rows, cols, base = _tile(d, tiles, TILE)
-    unit = unit_of(largest, b, largest_count)
-    B = tl.load(numbers + 5)
     lam = tl.load(lams + b) if OF_BLOCK else tl.load(numbers + 7)
-    lam = lam / r  # times ∏_{j≠n} tr(KⱼᵀKⱼ): λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ
+    lam = lam / columns  # times ∏_{j≠n} tr(KⱼᵀKⱼ): λ ∏_{j≠n} tr(KⱼᵀKⱼ)/dⱼ
     gamma = tl.load(numbers + 8)
-    # The square of a large unit would overflow on its own.
-    scaled = tl.sqrt(B) * tl.minimum(unit, 1e17)
-    scaled = tl.minimum(scaled * scaled, LARGEST) * 0.5 / r
     traces = add_up(trace, b, trace_count)
     if OTHERS == 2:
         traces *= add_up(other_trace, b, other_count)
-    # The limit is below rounding; with it the quotient, and its product with a Gram matrix of
-    # numbers up to LARGE, stay finite.
-    damping = tl.maximum(0.5 * lam * traces, 1e-25 * scaled)
-    if GRAM:
-        inside = (rows < d)[:, None] & (cols < d)[None, :]
-        value = tl.load(gram + base + rows[:, None] * d + cols[None, :], inside, 0.0).to(tl.float32)
+    value = tl.zeros((TILE, TILE), tl.float32)
+    inside = (rows < d)[:, None] & (cols < d)[None, :]
+    gram_at = gram + base + rows[:, None] * d + cols[None, :]
+    if GIVEN:
+        value = _gram_tile(value, K + base, rows, cols, d, d, 1, d, DEPTH, EVEN)
+        value = value * (0.5 * lam * traces)
+        value += tl.load(gram_at, inside, 0.0).to(tl.float32) * (0.5 * tl.load(largest + b))
     else:
-        value = tl.zeros((TILE, TILE), tl.float32)
-        value = _gram_tile(value, X + b.to(tl.int64) * x_b, rows, cols, d, r, x_d, x_r, DEPTH, EVEN)
-    # One accumulator for both sums leaves registers for a second program on the processor.
-    value = value * (scaled / damping)
-    value = _gram_tile(value, K + base, rows, cols, d, d, 1, d, DEPTH, EVEN) * damping
-    diagonal = (rows[:, None] == cols[None, :]) & (rows < d)[:, None]
+        unit = unit_of(largest, b, largest_count)
+        B = tl.load(numbers + 5)
+        # The square of a large unit would overflow on its own.
+        scaled = tl.sqrt(B) * tl.minimum(unit, 1e17)
+        scaled = tl.minimum(scaled * scaled, LARGEST) * 0.5 / columns
+        # The limit is below rounding; with it the quotient, and its product with a Gram matrix of
+        # numbers up to LARGE, stay finite.
+        damping = tl.maximum(0.5 * lam * traces, 1e-25 * scaled)
+        if GRAM:
+            value = tl.load(gram_at, inside, 0.0).to(tl.float32)
+        else:
+            x = X + b.to(tl.int64) * x_b
+            value = _gram_tile(value, x, rows, cols, d, r, x_d, x_r, DEPTH, EVEN)
+        # One accumulator for both sums leaves registers for a second program on the processor.
+        value = value * (scaled / damping)
+        value = _gram_tile(value, K + base, rows, cols, d, d, 1, d, DEPTH, EVEN) * damping
+    diagonal = (rows[:, None] == cols[None, :]) & (rows < size)[:, None]
     value = tl.where(diagonal, value - 0.5 * gamma, value)
     _store_mirrored(h + base, value, i, j, rows, cols, d)
     total = tl.sum(tl.sum(value * value, 1), 0)
@@ -154,6 +166,93 @@ def product_kernel(
     value = tl.zeros((TILE, TILE), tl.float32)
     value = _gram_tile(value, K + base, rows, cols, d, d, d, 1, DEPTH, EVEN)
     _store_mirrored(P + base, value, i, j, rows, cols, d)
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def split_kernel(
+    X, summands, units, d, size, chunks,
+    DIVIDE: tl.constexpr, COUNT: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """X (b, d, d) in fp32 as a sum of bf16 matrices, the smallest first: (b, COUNT, size, size).
+
+    DIVIDE: X is first divided by the power of two that its block has in `units`. PADDED: `size` is
+    more than d, and the rest is zero.
+    """
+    b = tl.program_id(0) // chunks
+    at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
+    there = at < size * size
+    place, inside = at, there
+    if PADDED:
+        place = at // size * d + at % size
+        inside = there & (at // size < d) & (at % size < d)
+    x = tl.load(X + b.to(tl.int64) * d * d + place, inside, 0.0)
+    if DIVIDE:
+        x = x / tl.load(units + b)
+    out = summands + b.to(tl.int64) * COUNT * size * size + at
+    high = x.to(tl.bfloat16)
+    x = x - high.to(tl.float32)  # exact, and so is the next
+    middle = x.to(tl.bfloat16)
+    if COUNT == 3:
+        low = (x - middle.to(tl.float32)).to(tl.bfloat16)
+        tl.store(out, low, there)
+    tl.store(out + (COUNT - 2) * size * size, middle, there)
+    tl.store(out + (COUNT - 1) * size * size, high, there)
+
+
+@triton.jit
+def _product_tile(acc, x, k, rows, cols, d, DEPTH: tl.constexpr, EVEN: tl.constexpr):
+    """acc + a tile of X K, both d×d."""
+    depth = tl.arange(0, DEPTH)
+    left_at = x + rows[:, None] * d + depth[None, :]
+    right_at = k + depth[:, None] * d + cols[None, :]
+    for start in range(0, d, DEPTH):
+        if EVEN:
+            left = tl.load(left_at)
+            right = tl.load(right_at)
+        else:
+            inside = start + depth < d
+            left = tl.load(left_at, (rows < d)[:, None] & inside[None, :], 0.0)
+            right = tl.load(right_at, inside[:, None] & (cols < d)[None, :], 0.0)
+        acc = _multiply_add(left, right, acc)
+        left_at += DEPTH
+        right_at += DEPTH * d
+    return acc
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def sum_product_kernel(
+    summands, K, out, d, tiles,
+    COUNT: tl.constexpr, LAST: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
+):  # fmt: skip
+    """(Σ X K)ᵀ of the summands X (b, COUNT, d, d): out (b, 2, d, d) <- it as a sum of two.
+
+    LAST: out (b, d, d) in fp32 <- it. It is known to be symmetric, and tiles on and below the
+    diagonal are computed. Small summands come first: sums of matrix units are cut off, not rounded,
+    at each step, which matters least while they are small.
+    """
+    if EIGHTS:
+        d = d // 8 * 8
+    b, t, i, j, rows, cols, base = _tile(d, tiles, TILE)
+    if not LAST:
+        side = tl.cdiv(d, TILE)
+        i = t // side
+        j = t % side
+        rows = i * TILE + tl.arange(0, TILE)
+        cols = j * TILE + tl.arange(0, TILE)
+    first = summands + b.to(tl.int64) * COUNT * d * d
+    acc = tl.zeros((TILE, TILE), tl.float32)
+    for n in tl.static_range(COUNT):
+        acc = _product_tile(acc, first + n * d * d, K + base, rows, cols, d, DEPTH, EVEN)
+    if LAST:
+        _store_mirrored(out + base, acc, i, j, rows, cols, d)
+    else:
+        inside = (cols < d)[:, None] & (rows < d)[None, :]
+        at = out + b.to(tl.int64) * 2 * d * d + cols[:, None] * d + rows[None, :]
+        value = tl.trans(acc)
+        high = value.to(tl.bfloat16)
+        tl.store(at, (value - high.to(tl.float32)).to(tl.bfloat16), inside)
+        tl.store(at + d * d, high, inside)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])

@@ -6,17 +6,28 @@ the device. P = C Cᵀ is made where it is needed.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from rootfree.kernels.axis_products import Site, multiply, symmetric_product
+from rootfree.kernels.axis_products import (
+    Site,
+    in_room,
+    multiply,
+    operand,
+    padded,
+    room,
+    site_of,
+    symmetric_product,
+    without,
+)
 from rootfree.kernels.factors import (
     in_frame,
     move_,
-    operand,
     portions,
     powers_of_two,
-    site_of,
     tangent,
     trace,
     vectors_,
@@ -43,22 +54,27 @@ def direction_(
     if axes == 1:
         vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
-        for part, rows in portions(G, state):
-            Cs = [operand(rows, n) for n in range(axes)]
-            known = site_of(G[part], rows, squares[part] if refresh else None, norm)
-            site = ("whitening", *known, refresh)
-            if refresh:
-                _refresh_(site, Cs, rows, G[part], squares[part], numbers, norm)
-            U = G[part]
-            for n, C in enumerate(Cs):
-                P = symmetric_product((*site, n), C)
-                U = multiply((*site, n), U, n, P, G[part] if n == axes - 1 else None)
+        sizes = [operand(state, n).shape[1] for n in range(axes)]
+        stack = padded(G, [*map(room, sizes)])
+        for part, rows in portions(stack, state):
+            with in_room(rows, changes=refresh) as whole:
+                Cs = [operand(whole, n) for n in range(axes)]
+                U, sums = stack[part], squares[part] if refresh else None
+                site = ("whitening", *site_of(U, whole, sums, norm), *sizes, refresh)
+                if refresh:
+                    _refresh_(site, sizes, Cs, whole, U, squares[part], numbers, norm)
+                for n, C in enumerate(Cs):
+                    P = symmetric_product((*site, n), C)
+                    U = multiply((*site, n), U, n, P, stack[part] if n == axes - 1 else None)
+        if stack is not G:
+            G.copy_(without(stack, sizes))
     if refresh and "rounding" in state:
         state["rounding"] += axes * (numbers[SKIP] == 0).int()
 
 
 def _refresh_(
     site: Site,
+    sizes: Sequence[int],
     Cs: list[Tensor],
     state: dict[str, Tensor],
     G: Tensor,
@@ -73,15 +89,15 @@ def _refresh_(
     launch(
         triton_kernels().factors.follow_kernel, b,
         squares, state["started"], state["mean_square"], scales, lams, moves, numbers,
-        squares.shape[1], G[0].numel(), site=site, AXES=axes, num_warps=1,
+        squares.shape[1], math.prod(sizes), site=site, AXES=axes, num_warps=1,
     )  # fmt: skip
-    sizes = [trace((*site, n), C, state.get(f"lower{n}"), scales) for n, C in enumerate(Cs)]
+    norms = [trace((*site, n), C, state.get(f"lower{n}"), scales) for n, C in enumerate(Cs)]
     Ps = [symmetric_product((*site, n), C) for n, C in enumerate(Cs)]
     traces = [trace((*site, n), P, None, None) for n, P in enumerate(Ps)]
     U, largest = in_frame(site, G, Ps)
-    powers = powers_of_two(site, Cs, sizes, lams)
+    powers = powers_of_two(site, sizes, norms, lams)
     for n, (C, P) in enumerate(zip(Cs, Ps, strict=True)):
-        h, sums, fourths = tangent((*site, n), n, P, U, largest, traces, lams, numbers, norm)
+        h, sums, fourths = tangent((*site, n), n, sizes, P, U, largest, traces, lams, numbers, norm)
         move_(
             (*site, n), n, C, torch.bmm(h, C), sums, fourths, powers, moves, state, numbers,
             norm=norm, whiten=True,

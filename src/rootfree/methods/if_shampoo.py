@@ -86,9 +86,9 @@ class IFShampoo(BlockOptimizer):
             the checkpoint.
         fused: None: fused kernels on a GPU with Triton; True requires them, False disables them.
             Gathering and the tail of a step always have kernels; directions have them for dense
-            factors with bf16 products and for vectors, and use batched torch operations otherwise.
-            Directions are replayed from CUDA graphs where these take at most 1 % of the device's
-            memory (8 bytes a parameter).
+            factors with bf16 products and, with the default curvature, for vectors, and use batched
+            torch operations otherwise. Directions are replayed from CUDA graphs where these take at
+            most 1 % of the device's memory (8 bytes a parameter, 32 with a given curvature).
         placement: None, or :class:`rootfree.Sharded`, which divides blocks among ranks (always so
             for sharded parameters).
 
@@ -117,6 +117,7 @@ class IFShampoo(BlockOptimizer):
     options = {**INVERSE_FREE_OPTIONS, "rate_by_rank": boolean}
     _direction = staticmethod(direction)
     _kernel = staticmethod(factors.direction_)
+    _kernel_takes_curvature = True
 
     def __init__(
         self,

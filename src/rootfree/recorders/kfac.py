@@ -11,10 +11,18 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.autograd.graph import get_gradient_edge
 
-from rootfree.curvature import KroneckerCurvature, ParameterCurvature
+from rootfree.curvature import ParameterCurvature
 from rootfree.recorders.example_gradients import total_of_layer
 from rootfree.recorders.grams import as_written, row_dtype
-from rootfree.recorders.kfac_factors import Call, LayerSums, Sharing, gradient_sum, input_sums
+from rootfree.recorders.kfac_factors import (
+    Call,
+    LayerSums,
+    OfLayer,
+    Sharing,
+    gradient_sum,
+    input_sums,
+    of_layers,
+)
 from rootfree.recorders.layers import ConvLayer, Layer, find_layers
 from rootfree.recorders.recorder import Recorder
 from rootfree.recorders.soundness import NOT_WHOLE, UNCLEAR, this_backward
@@ -72,6 +80,7 @@ class KFACRecorder(Recorder):
 
     _records: dict[int, LayerSums]  # by the identity of the weight
     _calls: list[Call]  # of the forward passes whose loss has not been seen yet
+    _made: dict[int, dict[int, OfLayer]]  # by batch size and weight
     _through: dict[int, dict[int, Tensor]]  # by weight and backward pass: what came by its layer
 
     def __init__(
@@ -186,11 +195,12 @@ class KFACRecorder(Recorder):
             through[number] = through[number] + total if number in through else total
 
     def _verify(self) -> None:
-        for key, layer in self._layers.items():
-            through = self._through.pop(key, {})
+        for key, through in self._through.items():
+            layer = self._layers[key]
             found = {number: partial(Tensor.clone, total) for number, total in through.items()}
             if found and self._whole.contradicts(layer.weight, found):
                 self._refuse(layer, NOT_WHOLE)
+        self._through = {}
 
     @_disable_dynamo
     def _on_gradient(self, call: Call, context: object, grad: Tensor) -> None:
@@ -209,7 +219,7 @@ class KFACRecorder(Recorder):
                 sums.G += G
                 if not call.added:
                     sums.inputs.add_(call.inputs)
-            call.added = True
+            call.added, self._made = True, {}
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         if self.fisher == "empirical":
@@ -240,31 +250,37 @@ class KFACRecorder(Recorder):
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
         layer = self._owners.get(id(p))
-        sums = self._records.get(id(layer.weight)) if layer is not None else None
-        if layer is None or sums is None or id(layer.weight) in self._strangers:
+        key = None if layer is None else id(layer.weight)
+        if layer is None or key not in self._records or key in self._strangers:
             return None
         self._check_terms(batch_size)
+        if batch_size not in self._made:
+            # In the order of the layers, in which they will be stacked.
+            recorded = {
+                k: (self._records[k], layer, self._joined(layer))
+                for k, layer in self._layers.items()
+                if k in self._records
+            }
+            self._made[batch_size] = of_layers(recorded, factor=self._factor(batch_size))
+        weights, biases, row = self._made[batch_size][key]
+        return (biases if p is layer.bias else weights).row(row)
+
+    def _factor(self, batch_size: int) -> float:
+        """By what Σ g gᵀ is multiplied."""
         if self.fisher == "empirical":
             # Rows g are of the differentiated loss, an average: B Σ g gᵀ is (1/B) Σ (Bg)(Bg)ᵀ.
             # Gradients of ranks are summed and divided: a rank's g is that many times too large.
-            factor = batch_size / self._divisor**2
-        else:
-            # Rows are of the summed loss, whose average the optimizer sees.
-            factor = 1 / (batch_size * (self.samples if self.fisher == "monte-carlo" else 1))
-        G = sums.gradient_factor() * factor
-        if p is layer.bias:
-            return KroneckerCurvature((G,), (len(G),))
-        A = sums.inputs.mean(bias=self._joined(layer))
-        factors = (A, G) if layer.indexed else (G, A)
-        return KroneckerCurvature(factors, tuple(len(U) for U in factors))
+            return batch_size / self._divisor**2
+        # Rows are of the summed loss, whose average the optimizer sees.
+        return 1 / (batch_size * (self.samples if self.fisher == "monte-carlo" else 1))
 
     def _drop(self) -> None:
         super()._drop()
-        self._calls = []
-        self._through = {}
-        self._unclear = []
+        self._calls, self._unclear = [], []
+        self._made, self._through = {}, {}
 
     def _reduce(self) -> None:
+        self._made = {}
         layers = list(self._layers.values())
         device = next(iter(self._records.values())).G.device
         strange = self._ranks.any([id(layer.weight) in self._strangers for layer in layers])

@@ -6,18 +6,22 @@ an example of its own; "reduce" averages the inputs and sums the gradients over 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from rootfree.curvature.kronecker import FactorStack, KroneckerStack
 from rootfree.recorders.grams import gram, gram_diagonal, gram_of_rows
 from rootfree.recorders.layers import EmbeddingLayer, Layer, LinearLayer, MatrixLayer
-from rootfree.structures.base import wide_dtype
+from rootfree.structures.base import per_block, wide_dtype
 
 Sharing = Literal["expand", "reduce"]
+#: H of weights and of lone biases of layers that are alike, and which of the layers it is
+OfLayer: TypeAlias = tuple[KroneckerStack, KroneckerStack, int]
 
 
 @dataclass
@@ -33,20 +37,6 @@ class InputSums:
         self.A += other.A
         self.a += other.a
         self.rows = self.rows + other.rows
-
-    def mean(self, *, bias: bool) -> Tensor:
-        """E[a aᵀ]; with `bias`, of the inputs with a one appended, the input of the bias."""
-        # A layer that got empty batches only has H = 0, not 0/0.
-        rows = self.rows.clamp(min=1) if isinstance(self.rows, Tensor) else max(self.rows, 1)
-        A = self.A / rows
-        if not bias:
-            return A
-        one = A.new_ones(1)
-        if A.dim() == 1:
-            return torch.cat([A, one])
-        mean = self.a / rows
-        top = torch.cat([A, mean[:, None]], dim=1)
-        return torch.cat([top, torch.cat([mean, one])[None]])
 
 
 @dataclass
@@ -65,12 +55,6 @@ class LayerSums:
         a = A.new_zeros(0 if layer.indexed else layer.i)
         G = A.new_zeros([layer.groups] + [layer.o] * (1 + (layer.o <= max_dense)))
         return cls(InputSums(A, a, 0), G)
-
-    def gradient_factor(self) -> Tensor:
-        """G as one matrix with the groups' blocks on its diagonal; a diagonal (g, o) as one."""
-        if self.G.dim() == 2 or self.G.shape[-1] == 1:
-            return self.G.reshape(-1)
-        return self.G[0] if len(self.G) == 1 else torch.block_diag(*self.G)
 
 
 @dataclass
@@ -145,3 +129,67 @@ def _index_sums(layer: EmbeddingLayer, x: Tensor, sharing: Sharing) -> InputSums
     A = torch.zeros(layer.i, dtype=wide, device=x.device)
     A.scatter_add_(0, index.reshape(-1), weight.reshape(-1))
     return InputSums(A, A.new_zeros(0), rows, counted)
+
+
+def of_layers(
+    recorded: Mapping[int, tuple[LayerSums, Layer, bool]], *, factor: float
+) -> dict[int, OfLayer]:
+    """G ⊗ A and G of every layer, by its key: G = factor·Σ g gᵀ, A = E[a aᵀ].
+
+    `recorded`: the sums of a layer, and whether its inputs have a one appended, that of the bias.
+    """
+    alike: dict[Any, list[int]] = {}
+    for key, (sums, layer, bias) in recorded.items():
+        rows = None if isinstance(sums.inputs.rows, Tensor) else sums.inputs.rows
+        A, G = sums.inputs.A, sums.G
+        form = (A.shape, A.dtype, A.device, G.shape, G.dtype, G.device, rows, layer.indexed, bias)
+        alike.setdefault(form, []).append(key)
+    made: dict[int, OfLayer] = {}
+    for (*_, indexed, bias), keys in alike.items():
+        many = [recorded[key][0] for key in keys]
+        left = FactorStack(_as_matrices(torch.stack([sums.G for sums in many])).mul_(factor))
+        right = FactorStack(_mean_inputs([sums.inputs for sums in many], bias=bias))
+        both = (right, left) if indexed else (left, right)
+        weights, biases = KroneckerStack(both), KroneckerStack((left,))
+        made |= {key: (weights, biases, row) for row, key in enumerate(keys)}
+    return made
+
+
+def _as_matrices(G: Tensor) -> Tensor:
+    """(b, g, o, o) with the groups' blocks on the diagonal; diagonals (b, g, o) as one each."""
+    b, g, o = G.shape[:3]
+    if G.dim() == 3 or o == 1:
+        return G.reshape(b, g * o)
+    if g == 1:
+        return G.squeeze(1)
+    blocks = G.new_zeros(b, g, o, g, o)
+    blocks.diagonal(dim1=1, dim2=3).copy_(G.permute(0, 2, 3, 1))
+    return blocks.view(b, g * o, g * o)
+
+
+def _mean_inputs(many: Sequence[InputSums], *, bias: bool) -> Tensor:
+    """E[a aᵀ] (b, i, i), or diagonals (b, i), of layers alike in form and, if known, rows.
+
+    With `bias`, of the inputs with a one appended, the input of the bias.
+    """
+    rows: Any = many[0].rows
+    # A layer that got empty batches only has H = 0, not 0/0.
+    if isinstance(rows, Tensor):
+        rows = torch.stack([sums.rows for sums in many]).clamp(min=1)  # type: ignore[misc]
+    else:
+        rows = max(rows, 1)
+    A = torch.stack([sums.A for sums in many])
+    of_matrix = per_block(rows, A) if isinstance(rows, Tensor) else rows
+    if not bias:
+        return A.div_(of_matrix)
+    i = A.shape[1]
+    joined = A.new_ones([len(A)] + [i + 1] * (A.dim() - 1))
+    if A.dim() == 2:
+        torch.div(A, of_matrix, out=joined[:, :i])
+        return joined
+    torch.div(A, of_matrix, out=joined[:, :i, :i])
+    last = joined[:, i, :i]
+    a = torch.stack([sums.a for sums in many])
+    torch.div(a, rows.unsqueeze(1) if isinstance(rows, Tensor) else rows, out=last)
+    joined[:, :i, i] = last
+    return joined

@@ -71,6 +71,8 @@ class Recorder(ABC):
         self._ranks = GradientRanks(model, process_group)
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._parameters = dict(model.named_parameters())
+        self._paths = [(name.split("."), p) for name, p in self._parameters.items()]
+        self._spots = _spots(model, [path for path, _ in self._paths])
         self._sharded = any(map(is_sharded, self._parameters.values()))
         self._open = False
         self._skipping = False
@@ -129,7 +131,7 @@ class Recorder(ABC):
             raise RuntimeError(replaced)
         self._begin()
         self._divisor = self._ranks.divisor
-        self._looks = {name: _shape_and_device(p) for name, p in self._parameters.items()}
+        self._looks = [(p.shape, p.device) for _, p in self._paths]
         self._handles = self._install()
         self._open = True
         return self
@@ -276,12 +278,15 @@ class Recorder(ABC):
             )
         if replaced := self._replaced():
             return replaced
-        for key, p in self._parameters.items():
-            if _shape_and_device(p) != self._looks[key]:
-                return (
-                    f"parameter {key} was {self._looks[key]} when the {name} recorded and is "
-                    f"{_shape_and_device(p)} now: run forward and backward again"
-                )
+        looks = [(p.shape, p.device) for _, p in self._paths]
+        if looks != self._looks:
+            i = next(i for i, look in enumerate(looks) if look != self._looks[i])
+            (path, p), (shape, device) = self._paths[i], self._looks[i]
+            return (
+                f"parameter {'.'.join(path)} was {tuple(shape)} on {device} when the {name} "
+                f"recorded and is {tuple(p.shape)} on {p.device} now: run forward and backward "
+                "again"
+            )
         if not any(id(p) in self._names for p in params):
             return f"none of the optimizer's parameters belongs to the {name}'s model"
         return None
@@ -304,13 +309,14 @@ class Recorder(ABC):
         self._n = self._misfit = None
 
     def _replaced(self) -> str | None:
-        now = dict(self.model.named_parameters())
-        for name, p in self._parameters.items():
-            found = now.get(name)
+        if all(place.get(name) is found for place, name, found in self._spots):
+            return None
+        for path, p in self._paths:
+            found = _at(self.model, path)
             # Between forward and backward FSDP2 may have the whole parameter in its place.
             if found is not p and found is not unsharded(self.model).get(id(p), p):
                 return (
-                    f"parameter {name} of the model was replaced since the "
+                    f"parameter {'.'.join(path)} of the model was replaced since the "
                     f"{type(self).__name__} was made: make a new one, and a new optimizer"
                 )
         return None
@@ -342,5 +348,24 @@ class Recorder(ABC):
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
 
 
-def _shape_and_device(p: Tensor) -> str:
-    return f"{tuple(p.shape)} on {p.device}"
+def _spots(model: nn.Module, paths: Sequence[Sequence[str]]) -> list[tuple[Any, str, Any]]:
+    """Dicts of modules, with a name and what it stands for: all that the paths depend on.
+
+    A look at them takes a fraction of the time of following the paths.
+    """
+    spots: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+    for path in paths:
+        found: Any = model
+        for i, name in enumerate(path):
+            place = getattr(found, "_modules" if i < len(path) - 1 else "_parameters", {})
+            found = place.get(name, place)  # itself: never what the name stands for
+            spots[id(place), name] = (place, name, found)
+    return list(spots.values())
+
+
+def _at(model: nn.Module, path: Sequence[str]) -> Any:
+    """What a model has at the place of a parameter."""
+    found: Any = model
+    for name in path:
+        found = getattr(found, name, None)
+    return found

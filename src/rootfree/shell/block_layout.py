@@ -50,6 +50,7 @@ def lay_out(optimizer: BlockOptimizer, memory: GroupMemory) -> None:
 
 
 def _plan(optimizer: BlockOptimizer, p: Tensor, structures: Structures, group: Group) -> Plan:
+    given = optimizer._curvature is not None
     return make_plan(
         p,
         structures,
@@ -57,7 +58,8 @@ def _plan(optimizer: BlockOptimizer, p: Tensor, structures: Structures, group: G
         fused=kernels_run(p, optimizer._fused),
         dtype=optimizer._products(p, structures, group),
         direction=optimizer._direction,
-        kernel=optimizer._kernel if optimizer._curvature is None else None,
+        kernel=None if given and not optimizer._kernel_takes_curvature else optimizer._kernel,
+        given=given,
     )
 
 
@@ -79,7 +81,8 @@ def stacks_of(optimizer: BlockOptimizer, work: Work) -> list[tuple[list[int], St
         where = [i for i, p in enumerate(ps) if p in members]
         mine = [ps[i] for i in where]
         if buckets[0].plan.fused:
-            stacks.append((where, FusedStack(mine, buckets, optimizer._replays(mine[0]))))
+            replays, given = optimizer._replays(mine[0]), optimizer._curvature is not None
+            stacks.append((where, FusedStack(mine, buckets, replays, given=given)))
         else:
             stacks.append((where, Stack(mine, buckets, wide=working_dtype(mine[0]))))
     return stacks

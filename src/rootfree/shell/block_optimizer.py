@@ -40,9 +40,10 @@ from rootfree.shell.step_counts import count_, first_count, read_clocks, with_cl
 from rootfree.shell.summary import blocks_of
 from rootfree.shell.work import Group, Work
 
-# Directions are replayed from CUDA graphs where these take at most this part of the device's memory
-# (their temporaries have up to eight bytes an element).
+# Directions are replayed from CUDA graphs where these take at most this part of the device's
+# memory. Bytes an element: of temporaries; with a given curvature, of its copy and of KᵀUK too.
 REPLAYED = 0.01
+_BYTES, _BYTES_GIVEN = 8, 32
 
 
 class BlockOptimizer(RootFreeOptimizer):
@@ -56,8 +57,9 @@ class BlockOptimizer(RootFreeOptimizer):
 
     _handle: int  #: by which a compiled graph finds the optimizer
 
-    #: kernels that do what `_direction` does, with the default curvature
+    #: kernels that do what `_direction` does, and whether they do so with a given curvature
     _kernel: ClassVar[Callable[..., None] | None] = None
+    _kernel_takes_curvature: ClassVar[bool] = False
 
     _recorder: GraphRecorder | None = None  # one for all stacks: they never run at the same time
     _placed: Placing | None = None  # made when it is needed; copies start without
@@ -253,9 +255,11 @@ class BlockOptimizer(RootFreeOptimizer):
     def _replays(self, p: Tensor) -> Recordings | None:
         """Where directions of small models are recorded: they use memory of our own alone."""
         elements = sum(p.numel() for group in self.param_groups for p in group["params"])
-        if self._kernel is None or self._curvature is not None or not p.is_cuda:
+        given = self._curvature is not None
+        if self._kernel is None or (given and not self._kernel_takes_curvature) or not p.is_cuda:
             return None
-        if 8 * elements > REPLAYED * torch.cuda.get_device_properties(p.device).total_memory:
+        needed = (_BYTES_GIVEN if given else _BYTES) * elements
+        if needed > REPLAYED * torch.cuda.get_device_properties(p.device).total_memory:
             return None
         self._recorder = self._recorder or GraphRecorder()
         return Recordings(self._recorder)

@@ -182,13 +182,13 @@ class Watch:
         self,
         work: Sequence[Work],
         groups: Sequence[dict[str, Any]],
-        curvature: Sequence[tuple[Tensor, Tensor]] = (),
+        curvature: Sequence[tuple[Sequence[Tensor], Tensor]] = (),
     ) -> bool:
         """Whether to go on: not where the host knows that a number is not finite.
 
         Where it does not know, `skip` in the work says so on the device.  Changes work.
 
-        `curvature`: parameters, and the largest number of the curvature that was given for them.
+        `curvature`: parameters, and for each the largest number of what was given for it.
         """
         for w in work:
             w.skip = None
@@ -221,11 +221,9 @@ class Watch:
             if isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
                 return {}
             found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
-        flags = {device: self._flag(gs, device) for device, gs in found.items()}
-        for device in flags:
-            given = [tensor for tensor in curvature if tensor.device == device]
-            if given:
-                flags[device] = torch.maximum(flags[device], _plain_flag(given))
+        for tensor in curvature:  # on the device of a parameter, and looked at with the gradients
+            found.setdefault(tensor.device, []).append(tensor)
+        flags = {device: self._flag(tensors, device) for device, tensors in found.items()}
         if self.over_ranks is not None:
             self.over_ranks(flags)
         if len(flags) > 1:
@@ -272,25 +270,34 @@ def _plain_flag(tensors: list[Tensor]) -> Tensor:
     """1 if a number in tensors of one device is not finite, else 0: float32, on the device."""
     if host_reads(tensors[0].device):
         # Fast, and sure if it says yes; sums of squares overflow where no number does.
-        sizes = [norm.double() for norm in torch._foreach_norm(tensors)]
-        finite = bool(torch.stack(sizes).isfinite().all()) or _each_finite(tensors)
+        finite = bool(_are_finite(torch._foreach_norm(tensors))) or _each_finite(tensors)
         return torch.tensor(0.0 if finite else 1.0)
-    norms = list(torch._foreach_norm(tensors, math.inf))
+    return 1 - _are_finite(torch._foreach_norm(tensors, math.inf)).float()
+
+
+def _are_finite(norms: Sequence[Tensor]) -> Tensor:
     if len({norm.dtype for norm in norms}) > 1:
         norms = [norm.double() for norm in norms]
-    return 1 - torch.stack(norms).isfinite().all().float()
+    return torch.stack(tuple(norms)).isfinite().all()
 
 
 def _each_finite(gs: Sequence[Tensor]) -> bool:
     return all(bool(g.isfinite().all()) for g in gs)
 
 
-def _refuse(groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Tensor, Tensor]]) -> None:
+def _refuse(
+    groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Sequence[Tensor], Tensor]]
+) -> None:
     """Say which gradient, or curvature, is not finite."""
     for group, names in named_groups(groups):
         for name, p in zip(names, group["params"], strict=True):
             g = getattr(p.grad, "_local_tensor", p.grad)
-            given = [tensor for owner, tensor in curvature if owner is p]
+            given = [
+                number
+                for owners, numbers in curvature
+                for owner, number in zip(owners, numbers.reshape(-1), strict=True)
+                if owner is p
+            ]
             bad = {"gradient": g is not None and not _each_finite([g])}
             bad["curvature"] = not _each_finite(given)
             for what in filter(bad.__getitem__, bad):

@@ -128,9 +128,12 @@ class Structure(ABC):
         """``Π(Kᵀ K)``, packed."""
         return self.project_gram(self.unpack(K).mT)
 
-    def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
-        """``Π(Kᵀ U K)``, packed, of a symmetric U (b, d, d), or (b, d) for a diagonal one."""
-        dense = self.unpack(K)
+    def project_congruence(self, K: Tensor, U: Tensor, unit: Tensor | None = None) -> Tensor:
+        """``Π(Kᵀ U K)``, packed, of a symmetric U (b, d, d), or (b, d) for a diagonal one.
+
+        In the dtype of U, which may be wider than that of K. `unit` (b,): U is divided by it first.
+        """
+        U, dense = divided(U, unit), self.unpack(K.to(U.dtype))
         return self.project(dense.mT @ (U.unsqueeze(-1) * dense if U.dim() == 2 else U @ dense))
 
     def spectral_bound(self, M: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -281,6 +284,11 @@ def multiply_axis(G: Tensor, n: int, multiply: Callable[[Tensor], Tensor]) -> Te
     moved = G.movedim(n + 1, 1)
     product: Tensor = multiply(moved.flatten(2)).unflatten(2, moved.shape[2:]).movedim(1, n + 1)
     return product
+
+
+def divided(U: Tensor, unit: Tensor | None) -> Tensor:
+    """A stack (b, ...) divided by a number for each block."""
+    return U if unit is None else U / per_block(unit, U)
 
 
 def per_block(values: Tensor, like: Tensor) -> Tensor:

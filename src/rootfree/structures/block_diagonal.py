@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from rootfree.structures.base import (
     SizedStructure,
     dense_inverse,
+    divided,
     schatten8,
     sum_of_squares,
     wide_dtype,
@@ -86,7 +87,8 @@ class BlockDiagonal(SizedStructure):
     def project_factor_gram(self, K: Tensor) -> Tensor:
         return K.mT @ K
 
-    def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
+    def project_congruence(self, K: Tensor, U: Tensor, unit: Tensor | None = None) -> Tensor:
+        U, K = divided(U, unit), K.to(U.dtype)
         if U.dim() == 2:
             return K.mT @ (self._split(U.unsqueeze(-1)) * K)
         return K.mT @ (self.pack(U) @ K)  # the other blocks of U do not meet those of K

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rootfree.structures.base import Structure, sum_of_squares, wide_dtype
+from rootfree.structures.base import Structure, divided, sum_of_squares, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Diagonal(Structure):
     def project_factor_gram(self, K: Tensor) -> Tensor:
         return K.square()
 
-    def project_congruence(self, K: Tensor, U: Tensor) -> Tensor:
-        return K.square() * (U if U.dim() == 2 else U.diagonal(dim1=1, dim2=2))
+    def project_congruence(self, K: Tensor, U: Tensor, unit: Tensor | None = None) -> Tensor:
+        u = divided(U if U.dim() == 2 else U.diagonal(dim1=1, dim2=2), unit)
+        return K.to(U.dtype).square() * u
 
     def squared_rows(self, K: Tensor) -> Tensor:
         return K.to(wide_dtype(K.dtype)).square()

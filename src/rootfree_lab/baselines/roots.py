@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -36,8 +37,8 @@ def gram(G: Tensor, axis: int) -> Tensor:
     return unfolded @ unfolded.mT
 
 
-def apply_on_axes(G: Tensor, matrices: list[Tensor]) -> Tensor:
-    """G with the symmetric matrix n applied on axis n."""
+def apply_on_axes(G: Tensor, matrices: Iterable[Tensor]) -> Tensor:
+    """G with the matrix n applied on axis n."""
     for axis, M in enumerate(matrices):
         G = torch.tensordot(M, G, dims=([1], [axis])).movedim(0, axis)
     return G

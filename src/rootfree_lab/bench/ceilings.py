@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -27,9 +27,7 @@ class Ceilings:
         return self.bf16 if dtype == torch.bfloat16 else self.fp32
 
     def best(self, other: Ceilings) -> Ceilings:
-        return Ceilings(
-            max(self.copy, other.copy), max(self.bf16, other.bf16), max(self.fp32, other.fp32)
-        )
+        return Ceilings(*map(max, astuple(self), astuple(other)))
 
 
 def measure_ceilings(device: torch.device) -> Ceilings:

@@ -156,12 +156,6 @@ OPTIMIZERS: dict[str, Callable[[Sequence[Shape], int, int], Cost]] = {
 }
 
 
-def cost(model: str, ranks: int, optimizer: str) -> Cost:
-    """Of one of the models."""
-    known = MODELS[model]
-    return OPTIMIZERS[optimizer](known.hidden, known.rest, ranks)
-
-
 MARKS = Marks("distributed model")
 _HEADINGS = (
     "model", "optimizer", "sent", "operations", "imbalance", "state", "exchange + products",
@@ -182,10 +176,10 @@ def lines(models: Iterable[str] = MODELS, ranks: Iterable[int] = RANKS) -> list[
     """Every optimizer on every model; small models on many ranks have little to share."""
     counts = list(ranks)
     return [
-        Line(model, count, optimizer, cost(model, count, optimizer))
+        Line(model, count, optimizer, cost(MODELS[model].hidden, MODELS[model].rest, count))
         for model in models
         for count in counts
-        for optimizer in OPTIMIZERS
+        for optimizer, cost in OPTIMIZERS.items()
     ]
 
 

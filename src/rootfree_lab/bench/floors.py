@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,16 +91,12 @@ def published_inverse_free(built: Built, dtype: torch.dtype) -> Work:
     refresh = plain = held = 0.0
     for p in built.parameters:
         sizes = [d for d in p.shape if d != 1] or [1]
-        dense = [len(sizes) > 1] * len(sizes)
-        r, f = product_flops(sizes, dense)
+        dense = len(sizes) > 1
+        r, f = product_flops(sizes, [dense] * len(sizes))
         refresh, plain = refresh + r, plain + f
-        held += dtype.itemsize * sum(
-            d * d if is_dense else d for d, is_dense in zip(sizes, dense, strict=True)
-        )
-    moved = sum(
-        p.numel() * 3 * p.element_size() + 2 * p.numel() * p.element_size()
-        for p in built.parameters
-    )
+        held += dtype.itemsize * sum(d * d if dense else d for d in sizes)
+    # p and g read, p written; the momentum read and written
+    moved = sum(5 * p.numel() * p.element_size() for p in built.parameters)
     return Work(moved + 4 * held, moved + held, refresh, plain, dtype)
 
 
@@ -129,16 +125,9 @@ def _elementwise_bytes(built: Built) -> float:
     for p in built.parameters:
         moved += 3 * p.numel() * p.element_size()  # p and g read, p written
         for optimizer in built.optimizers:
-            moved += 2 * sum(
-                t.numel() * t.element_size()
-                for t in _tensors(optimizer.state.get(p, {}))
-                if t.numel() == p.numel()
-            )
+            for key, t in optimizer.state.get(p, {}).items():
+                # Momenta and diagonal preconditioners, not step counts and factors.
+                is_tensor = isinstance(t, Tensor) and t.dim() > 0 and "." not in key
+                if is_tensor and t.numel() == p.numel():
+                    moved += 2 * t.numel() * t.element_size()
     return moved
-
-
-def _tensors(state: dict[str, object]) -> Iterable[Tensor]:
-    """Momenta and diagonal preconditioners; step counts and factors are not among them."""
-    for key, value in state.items():
-        if isinstance(value, Tensor) and value.dim() > 0 and "." not in key:
-            yield value

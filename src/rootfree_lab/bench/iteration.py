@@ -9,7 +9,6 @@ divided by their number.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rootfree_lab.bench.contenders import Built, Contender
-from rootfree_lab.bench.memory import state_bytes
+from rootfree_lab.bench.memory import state_bytes, temporary_bytes
 from rootfree_lab.bench.model import Batch, build_model
 from rootfree_lab.bench.record import IterationRecord, IterationRow, environment
 from rootfree_lab.bench.timing import STEPS_A_TURN, mark, milliseconds, spread
@@ -38,8 +37,6 @@ DEFAULT = (
     "sirfshampoo bf16 T=2",
 )
 
-Part = tuple[float, float, float]  # forward, backward, optimizer
-
 
 @dataclass
 class _Trainer:
@@ -50,25 +47,18 @@ class _Trainer:
     built: Built
     device: torch.device
     peak: int | None = None
-    parts: list[Part] = field(default_factory=list)
-    totals: list[float] = field(default_factory=list)
-    seconds: float = 0.0
+    # of each iteration: before forward, forward, backward, optimizer
+    times: list[list[float]] = field(default_factory=list)
 
     def turn(self, batch: Batch) -> None:
         """Whole periods of iterations; keeps their times."""
         T = self.contender.period
         n = T * -(-STEPS_A_TURN[self.device.type] // T)
-        start = time.perf_counter()
         marks: list[Any] = [mark(self.device)]
         for _ in range(n):
             marks += self._iteration(*batch)
         between = milliseconds(marks, self.device)
-        for i in range(0, n, T):
-            self.totals.append(sum(between[4 * i : 4 * (i + T)]) / T)
-        for i in range(0, len(between), 4):
-            _, forward, backward, optimizer = between[i : i + 4]
-            self.parts.append((forward, backward, optimizer))
-        self.seconds += time.perf_counter() - start
+        self.times += [between[i : i + 4] for i in range(0, len(between), 4)]
 
     def _iteration(self, x: Tensor, y: Tensor) -> list[Any]:
         """One iteration; marks before forward, after it, after backward and after the step."""
@@ -86,11 +76,11 @@ class _Trainer:
         marks.append(mark(self.device))
         return marks
 
-    def part(self, index: int) -> float:
-        """A part's milliseconds: median over the periods of its mean in one."""
+    def means(self, *parts: int) -> list[float]:
+        """Of these parts of an iteration: their mean in each of the periods."""
         T = self.contender.period
-        values = [part[index] for part in self.parts]
-        return median(sum(values[i : i + T]) / T for i in range(0, len(values), T))
+        values = [sum(times[part] for part in parts) for times in self.times]
+        return [sum(values[i : i + T]) / T for i in range(0, len(values), T)]
 
 
 def measure_iterations(
@@ -134,21 +124,12 @@ def _enter(contender: Contender, model: nn.Module, batch: Batch) -> _Trainer:
     built = contender.on_model(own) if contender.on_model else contender.build(parameters)
     trainer = _Trainer(contender, own, built, device)
     trainer.turn(batch)
-    if device.type == "cuda":
-        others = torch.cuda.memory_allocated(device) - _held(trainer)
-        torch.cuda.reset_peak_memory_stats(device)
-        trainer.turn(batch)
-        trainer.peak = int(torch.cuda.max_memory_allocated(device)) - others
-    trainer.parts, trainer.totals, trainer.seconds = [], [], 0.0
+    held = sum(t.nbytes for p in parameters for t in (p, p.grad) if t is not None)
+    held += state_bytes(built.optimizers, parameters)
+    temporary = temporary_bytes(lambda: trainer.turn(batch), device)
+    trainer.peak = None if temporary is None else held + temporary
+    trainer.times = []
     return trainer
-
-
-def _held(trainer: _Trainer) -> int:
-    parameters = trainer.built.parameters
-    own = sum(
-        t.numel() * t.element_size() for p in parameters for t in (p, p.grad) if t is not None
-    )
-    return own + state_bytes(trainer.built.optimizers, parameters)
 
 
 def _row(contender: Contender, trainer: _Trainer) -> IterationRow:
@@ -156,9 +137,9 @@ def _row(contender: Contender, trainer: _Trainer) -> IterationRow:
         name=contender.name,
         family=contender.family,
         period=contender.period,
-        ms=spread(trainer.totals),
-        forward_ms=trainer.part(0),
-        backward_ms=trainer.part(1),
-        optimizer_ms=trainer.part(2),
+        ms=spread(trainer.means(0, 1, 2, 3)),
+        forward_ms=median(trainer.means(1)),
+        backward_ms=median(trainer.means(2)),
+        optimizer_ms=median(trainer.means(3)),
         peak_bytes=trainer.peak,
     )

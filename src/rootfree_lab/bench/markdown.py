@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootfree_lab.bench.record import Record, RecordError, StepRecord
-from rootfree_lab.bench.table import caption, cells, headings, number, remarks, title
+from rootfree_lab.bench.record import Record, RecordError, StepRecord, StepRow
+from rootfree_lab.bench.table import NOTHING, caption, cells, headings, number, remarks, title
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,14 @@ def _one(record: Record) -> str:
 def _side_by_side(records: Sequence[StepRecord]) -> str:
     """Milliseconds a step and, in brackets, state bytes a parameter."""
     columns = [{row.name: row for row in record.rows} for record in records]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    body = []
-    for name in names:
-        row = [name]
-        for column in columns:
-            found = column.get(name)
-            if found is None or found.ms is None or found.state_bytes_per_parameter is None:
-                row.append(number(None))
-            else:
-                held = f"{found.state_bytes_per_parameter:.1f}"
-                row.append(f"{number(found.ms.median)} ({held})")
-        body.append(tuple(row))
+    names = dict.fromkeys(name for column in columns for name in column)
+
+    def cell(found: StepRow | None) -> str:
+        if found is None or found.ms is None or found.state_bytes_per_parameter is None:
+            return NOTHING
+        return f"{number(found.ms.median)} ({found.state_bytes_per_parameter:.1f})"
+
+    body = [[name, *(cell(column.get(name)) for column in columns)] for name in names]
     head = ("ms a step (state bytes a parameter)", *[_column(r, records) for r in records])
     return "\n".join([*rows(head, body), ""])
 

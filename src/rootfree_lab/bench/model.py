@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +30,19 @@ _DATA = tuple(
 
 @dataclass(frozen=True)
 class Synthetic:
-    """A model, and a maker of batches for it."""
+    """A model, and what its batches are like."""
 
     model: nn.Module
-    draw: Callable[[int, torch.device], Batch]
+    shape: tuple[int, ...]  # of an example; () for text
+    classes: int
+
+    def draw(self, n: int, device: torch.device) -> Batch:
+        """A batch of random inputs and targets."""
+        if not self.shape:
+            tokens = torch.randint(self.classes, (n, CONTEXT + 1), device=device)
+            return tokens[:, :-1], tokens[:, 1:]
+        x = torch.randn(n, *self.shape, device=device)
+        return x, torch.randint(self.classes, (n,), device=device)
 
 
 def build_model(name: str, option: str) -> Synthetic:
@@ -44,8 +52,7 @@ def build_model(name: str, option: str) -> Synthetic:
     """
     in_timm = _timm(name)
     if in_timm is not None:
-        shape, classes = in_timm.default_cfg["input_size"], in_timm.num_classes
-        return Synthetic(in_timm, _examples(shape, classes))
+        return Synthetic(in_timm, in_timm.default_cfg["input_size"], in_timm.num_classes)
     if name not in models.names():
         raise unknown_name(f"{option}: the model (of timm or)", name, models.names())
     for data in _DATA:
@@ -55,9 +62,7 @@ def build_model(name: str, option: str) -> Synthetic:
             if "is for data of the kind" in str(error):
                 continue
             raise
-        if data.kind == "text":
-            return Synthetic(model, _sequences(data.classes))
-        return Synthetic(model, _examples(data.shape, data.classes))
+        return Synthetic(model, data.shape, data.classes)
     raise ConfigError(f"{option}: the model {name!r} needs a graph, which cannot be made up")
 
 
@@ -70,19 +75,3 @@ def _timm(name: str) -> Any:
     if not timm.is_model(name):
         return None
     return timm.create_model(name, pretrained=False)
-
-
-def _examples(shape: tuple[int, ...], classes: int) -> Callable[[int, torch.device], Batch]:
-    def draw(n: int, device: torch.device) -> Batch:
-        x = torch.randn(n, *shape, device=device)
-        return x, torch.randint(classes, (n,), device=device)
-
-    return draw
-
-
-def _sequences(vocabulary: int) -> Callable[[int, torch.device], Batch]:
-    def draw(n: int, device: torch.device) -> Batch:
-        tokens = torch.randint(vocabulary, (n, CONTEXT + 1), device=device)
-        return tokens[:, :-1], tokens[:, 1:]
-
-    return draw

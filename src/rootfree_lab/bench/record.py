@@ -141,37 +141,26 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def to_json(record: Record) -> str:
-    """The record as text."""
+def write(record: Record, path: Path) -> None:
+    """Into a file, as JSON."""
     (kind,) = [name for name, cls in _KINDS.items() if isinstance(record, cls)]
     content = {"format": kind, **asdict(record)}
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def from_json(text: str, source: str = "the text") -> Record:
-    """What `to_json` wrote; anything else is an error that names the place."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise RecordError(f"{source} is not JSON: {error}") from error
-    kind = content.pop("format", None) if isinstance(content, dict) else None
-    if kind not in _KINDS:
-        raise RecordError(f"{source} is no record of rootfree bench: its format is {kind!r}")
-    try:
-        return build(_KINDS[kind], content, source)
-    except ConfigError as error:
-        raise RecordError(str(error)) from error
-
-
-def write(record: Record, path: Path) -> None:
-    """Into a file."""
-    path.write_text(to_json(record), encoding="utf-8")
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> Record:
-    """From a file."""
+    """What `write` wrote; anything else is an error that names the place."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
-    return from_json(text, str(path))
+    except ValueError as error:
+        raise RecordError(f"{path} is not JSON: {error}") from error
+    kind = content.pop("format", None) if isinstance(content, dict) else None
+    if kind not in _KINDS:
+        raise RecordError(f"{path} is no record of rootfree bench: its format is {kind!r}")
+    try:
+        return build(_KINDS[kind], content, str(path))
+    except ConfigError as error:
+        raise RecordError(str(error)) from error

@@ -28,13 +28,6 @@ class _Entry:
     runner: Runner
     temporary: int | None
 
-    @property
-    def seconds(self) -> float:
-        return self.runner.seconds
-
-    def finite(self) -> bool:
-        return all(bool(p.isfinite().all()) for p in self.built.parameters)
-
 
 class _Measurement:
     """What all contenders of one run share."""
@@ -73,11 +66,12 @@ class _Measurement:
         """The figures of a contender, all but ratio and floor; its work is kept for the floor."""
         built, periods = entry.built, entry.runner.periods
         refresh_ms, plain_ms = by_kind(periods)
+        finite = all(bool(p.isfinite().all()) for p in built.parameters)
         row = StepRow(
             name=contender.name,
             family=contender.family,
             period=contender.period,
-            note=None if entry.finite() else "parameters were no longer finite",
+            note=None if finite else "parameters were no longer finite",
             ms=amortised(periods),
             refresh_ms=refresh_ms,
             plain_ms=plain_ms,
@@ -158,7 +152,7 @@ def _beside(run: _Measurement, first: Contender, others: Sequence[Contender]) ->
         rows |= replace(run.turns, enter=enter).rows(field)
         if reference is not None:
             taken += reference.runner.periods
-            reference.runner.periods, reference.runner.seconds = [], 0.0
+            reference.runner.periods = []
         release(run.device)
     if reference is not None and taken:
         reference.runner.periods = taken

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
@@ -150,10 +150,7 @@ class Runner:
     T: int
     gradients: Gradients
     device: torch.device
-
-    def __post_init__(self) -> None:
-        self.periods: list[list[float]] = []
-        self.seconds = 0.0  # of its turns so far
+    periods: list[list[float]] = field(default_factory=list)
 
     def warm_up(self, seconds: float) -> None:
         """Whole periods until one is about as fast as the fastest: compilation is over then."""
@@ -169,11 +166,9 @@ class Runner:
     def turn(self) -> None:
         """Enough periods for a turn, into `periods`."""
         self.gradients.renew_()
-        start = time.perf_counter()
         n = self.T * -(-STEPS_A_TURN[self.device.type] // self.T)
         times = time_steps(self.step, self.gradients.turn_sign_, n, self.device)
         self.periods += [times[i : i + self.T] for i in range(0, n, self.T)]
-        self.seconds += time.perf_counter() - start
 
     def device_ms(self) -> float | None:
         """Milliseconds a step, over a period, with the host ahead."""

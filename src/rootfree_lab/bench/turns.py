@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -20,15 +21,7 @@ _FEWEST_TURNS = 2
 Say = Callable[[str], None]
 
 
-class Timed(Protocol):
-    """What takes turns."""
-
-    @property
-    def seconds(self) -> float:
-        """Of its turns so far."""
-
-
-Entry = TypeVar("Entry", bound=Timed)
+Entry = TypeVar("Entry")
 Row = TypeVar("Row", StepRow, IterationRow)
 
 
@@ -56,6 +49,7 @@ class Turns(Generic[Entry, Row]):
             except Exception as error:
                 rows[contender.name] = self._failed(contender, error)
                 release(self.device)
+        spent = dict.fromkeys(there, 0.0)
         self.say("taking turns")
         for number in range(self.turns + 1):
             for contender in (each for each in contenders if each.name not in rows):
@@ -63,8 +57,10 @@ class Turns(Generic[Entry, Row]):
                 try:
                     if number == self.turns:
                         rows[contender.name] = self.row(contender, entry)
-                    elif number < _FEWEST_TURNS or entry.seconds <= self.seconds:
+                    elif number < _FEWEST_TURNS or spent[contender.name] <= self.seconds:
+                        start = time.perf_counter()
                         self.turn(entry, number)
+                        spent[contender.name] += time.perf_counter() - start
                 except Exception as error:
                     rows[contender.name] = self._failed(contender, error)
         first = rows[contenders[0].name].ms
@@ -73,9 +69,8 @@ class Turns(Generic[Entry, Row]):
             for name, row in rows.items()
         }
 
-    def _failed(self, contender: Contender, error: Exception) -> Row:
-        reason = why(error)
-        return self.kind(contender.name, contender.family, contender.period, failure=reason)
+    def _failed(self, c: Contender, error: Exception) -> Row:
+        return self.kind(c.name, c.family, c.period, failure=why(error))
 
 
 def why(error: Exception) -> str:

@@ -99,7 +99,7 @@ def train(
     from rootfree_lab.files.checkpoints import checkpoint_path
     from rootfree_lab.processes.stopping import StopSignals
     from rootfree_lab.training.parallel import speaks
-    from rootfree_lab.training.watching.progress import Lines, LiveBar, Watcher, plain_lines
+    from rootfree_lab.training.watching.progress import Bar, Lines, Watcher, plain_lines
 
     say = typer.echo if speaks() else _silent
     given = rolled_back(assignments, rollback)
@@ -116,9 +116,9 @@ def train(
         say(f"starts anew; --resume would go on from {checkpoint}", err=True)
     elif resume and not checkpoint.exists():
         say(f"there is no {checkpoint}: starts from the beginning", err=True)
-    bar = LiveBar(terminal.console) if terminal.console.is_terminal else None
-    watchers: list[Watcher] = [Lines(plain_lines(terminal.console)) if bar is None else bar]
-    with StopSignals() as stop, bar or nullcontext():
+    bar = Bar(terminal.console) if terminal.console.is_terminal else None
+    watchers: list[Watcher] = [bar or Lines(plain_lines(terminal.console))]
+    with StopSignals() as stop, bar.progress if bar else nullcontext():
         record = training.train(run, out=out, resume=resume, stop=stop, watchers=watchers)
     code = _ended(say, record)
     say(f"recorded in {records}")

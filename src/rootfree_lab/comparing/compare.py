@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from rootfree_lab.comparing.many_runs import LatestLines, carry_out, side_by_side
+from rootfree_lab.comparing.many_runs import carry_out, side_by_side
 from rootfree_lab.config.own_code import shown
 from rootfree_lab.config.settings import Config
 from rootfree_lab.files import checkpoints
 from rootfree_lab.files.checkpoints import checkpoint_path
 from rootfree_lab.files.records import Record
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
+from rootfree_lab.report.bars import milliseconds
+from rootfree_lab.report.records import as_run
+from rootfree_lab.report.statistics import median
 from rootfree_lab.training.checking import check
 from rootfree_lab.training.run import finished_record, make_output_folder, records_path, sweep
 from rootfree_lab.training.watching.progress import Bar, Lines, Watcher, plain_lines
@@ -58,16 +61,22 @@ def compare(
         said = f"{len(results)} of {len(runs)} runs are in {records_path(out)} already"
         console.print(said, markup=False, soft_wrap=True)
     say = plain_lines(console)
-    bar, beside = Bar(), LatestLines()
+    bar, latest = Bar(console), dict[str, Text]()  # by the run's identity
     live = Live(
-        get_renderable=lambda: Group(table(runs, results), bar.renderable, beside.renderable),
+        get_renderable=lambda: Group(table(runs, results), bar.progress, *latest.values()),
         console=console,
         refresh_per_second=2,
         transient=True,  # the sorted table follows
     )
     terminal = console.is_terminal
+
+    def tell(run: Config, text: str) -> None:
+        if terminal:
+            latest[run.identity()] = Text(text)
+        else:
+            say(text)
+
     if jobs > 1:
-        tell = beside if terminal else lambda run, text: say(text)
         ended = side_by_side(waiting, out=out, jobs=jobs, stop=stop, tell=tell, live=terminal)
     else:
         ended = _one_by_one(waiting, out, stop, bar if terminal else Lines(say), live)
@@ -75,7 +84,8 @@ def compare(
         for run, record in ended:
             results[run.identity()] = record
             if not terminal:
-                say(_outcome(run, record))
+                how = "done" if record["completed"] else f"failed: {record['failure']['message']}"
+                say(f"{run.label} seed {run.train.seed} · {how}")
     return results
 
 
@@ -90,32 +100,23 @@ def _one_by_one(
             raise Interrupted(stop.received, None)
 
 
-def _outcome(run: Config, record: Record) -> str:
-    name = f"{run.label} seed {run.train.seed}"
-    if record["completed"]:
-        return f"{name} · done"
-    return f"{name} · failed: {record['failure']['message']}"
-
-
 def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) -> Table:
     """Medians over the finished seeds of each entry, in the file's order or best first."""
-    rows = ranked(runs, results) if by_result else _rows(runs, results)
+    found = rows(runs, results)
+    if by_result:
+        found.sort(key=lambda row: row.order)
     first = runs[0]
     made = Table(title=f"{shown(first.data.name)}, {shown(first.model.name)}: medians")
     made.add_column("optimizer", overflow="fold")  # a label is not cut
     for heading in ("runs", "training loss", "test loss", "test error", "seconds", "optimizer ms"):
         made.add_column(heading, justify="right")
-    for row in rows:
+    for row in found:
         made.add_row(*row.cells)
     return made
 
 
-def ranked(runs: Sequence[Config], results: Results) -> list[Row]:
-    """The entries, best first."""
-    return sorted(_rows(runs, results), key=lambda row: row.order)
-
-
-def _rows(runs: Sequence[Config], results: Results) -> list[Row]:
+def rows(runs: Sequence[Config], results: Results) -> list[Row]:
+    """The entries, in the file's order."""
     return [Row(label, runs, results) for label in dict.fromkeys(run.label for run in runs)]
 
 
@@ -126,43 +127,23 @@ class Row:
         mine = [run for run in runs if run.label == label]
         found = [results[run.identity()] for run in mine if run.identity() in results]
         self.label = label
-        self.done = done = [record for record in found if record["completed"]]
+        self.done = done = [run for run in map(as_run, found) if run.completed]
         failed = len(found) - len(done)
-
-        def mid(section: str, key: str) -> float | None:
-            return _median(record[section].get(key) for record in done)
-
-        self.error = error = mid("final", "test_error")
-        loss = mid("final", "test_loss")
-        optimizer = _median(
-            _quotient(record["seconds"].get("optimizer"), record["steps"]) for record in done
-        )
+        self.error = median(run.final["test_error"] for run in done)
+        loss = median(run.final["test_loss"] for run in done)
         # Best first: by error, then by loss; failed runs count against an entry.
-        self.order = (
-            not done,
-            failed,
-            float("inf") if error is None else error,
-            float("inf") if loss is None else loss,
-        )
+        measures = (math.inf if math.isnan(value) else value for value in (self.error, loss))
+        self.order = (not done, failed, *measures)
         self.cells = (
             escape(label),  # brackets in it are no markup
             f"{len(done)}/{len(mine)}" + (f", {failed} failed" if failed else ""),
-            _cell(mid("final", "train_loss"), "{:.4g}"),
+            _cell(median(run.final["train_loss"] for run in done), "{:.4g}"),
             _cell(loss, "{:.4g}"),
-            _cell(error, "{:.2%}"),
-            _cell(mid("seconds", "total"), "{:.1f}"),
-            _cell(None if optimizer is None else 1e3 * optimizer, "{:.2f}"),
+            _cell(self.error, "{:.2%}"),
+            _cell(median(run.seconds.get("total", math.nan) for run in done), "{:.1f}"),
+            _cell(median(milliseconds(run, "optimizer") for run in done), "{:.2f}"),
         )
 
 
-def _median(values: Iterable[Any]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return median(numbers) if numbers else None
-
-
-def _quotient(a: float | None, b: float) -> float | None:
-    return None if a is None or not b else a / b
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _cell(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else form.format(value)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rootfree_lab.comparing.compare import Results, compare, ranked, table
+from rootfree_lab.comparing.compare import Results, compare, rows, table
 from rootfree_lab.config.files import load_comparison
 from rootfree_lab.config.needed import need
 from rootfree_lab.config.settings import Config
@@ -33,7 +33,8 @@ def run_demo(console: Console, *, out: Path, assignments: Sequence[str] = ()) ->
     winners = []
     with StopSignals() as stop:
         for name in CONFIGS:
-            runs = _load(name, assignments)
+            with as_file(files("rootfree_lab.comparing") / "demo_configs" / name) as path:
+                runs = load_comparison(path, assignments)
             results = compare(runs, out=out, console=console, stop=stop)
             console.print(table(runs, results, by_result=True))
             winners.append(_winner(runs, results))
@@ -42,16 +43,11 @@ def run_demo(console: Console, *, out: Path, assignments: Sequence[str] = ()) ->
     console.print(f"{time.perf_counter() - start:.0f} seconds; report: {page}", soft_wrap=True)
 
 
-def _load(name: str, assignments: Sequence[str]) -> list[Config]:
-    with as_file(files("rootfree_lab.comparing") / "demo_configs" / name) as path:
-        return load_comparison(path, assignments)
-
-
 def _winner(runs: Sequence[Config], results: Results) -> str:
     """The optimizer with the lowest median test error, and loss where errors are equal."""
-    best = ranked(runs, results)[0]
+    best = min(rows(runs, results), key=lambda row: row.order)
     if not best.done:
         last = list(results.values())[-1]
         raise ValueError(f"no run came to its end: {last['failure']['message']}")
-    model, seeds = best.done[0]["model"], len(best.done)
+    model, seeds = best.done[0].model, len(best.done)
     return f"{model}: {best.label}, {best.error:.2%} over {seeds} seed{'s' if seeds > 1 else ''}"

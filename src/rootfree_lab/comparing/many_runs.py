@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from rootfree_lab.config.settings import Config
 from rootfree_lab.files.durable import NotWritten
 from rootfree_lab.files.records import Record, append_record
@@ -105,17 +102,3 @@ def _work(item: tuple[Config, Path, bool, float], channel: Channel) -> Any:
             return type(outcome)
         except NotWritten as error:
             return error
-
-
-class LatestLines:
-    """The last thing that each run has told, for a terminal."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, str] = {}
-
-    def __call__(self, run: Config, text: str) -> None:
-        self._lines[run.identity()] = text
-
-    @property
-    def renderable(self) -> RenderableType:
-        return Group(*map(Text, self._lines.values()))

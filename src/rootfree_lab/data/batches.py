@@ -122,11 +122,9 @@ class Batches:
         self, order: Tensor, changes: ImageChanges | None, batch: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         for index in self._indices(order, batch):
-            x = self._x[index]
-            if changes is not None:
-                yield changes(x, index, self._mean, self._std), self._y[index]
-            else:
-                yield normalise(x, self._mean, self._std), self._y[index]
+            x, how = self._x[index], (self._mean, self._std)
+            made = normalise(x, *how) if changes is None else changes(x, index, *how)
+            yield made, self._y[index]
 
     def _windows(self, starts: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         within = torch.arange(self._context, device=self._x.device)

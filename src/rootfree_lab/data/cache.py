@@ -11,11 +11,11 @@ import hashlib
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rootfree_lab.data.errors import DataError, reading
 from rootfree_lab.files.durable import sync
@@ -55,7 +55,7 @@ def verify(folder: Path) -> None:
         raise DataError(f"{listing} is truncated or altered: it lists no files.")
     for name, digest in expected.items():
         with reading(folder / name):
-            found = sha256(folder / name)
+            found = checksum(folder / name)
         if found != digest:
             raise DataError(f"{folder / name} is truncated or altered: its checksum differs.")
 
@@ -65,34 +65,28 @@ def locked(cache: Path, entry: str) -> Iterator[None]:
     """Be the only process that prepares an entry."""
     from filelock import FileLock
 
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cache / f".{entry}.lock")
-        lock.acquire()
-    except OSError as error:
-        raise DataError(f"cache must be a folder that can be written, got {cache}.") from error
-    try:
+    with ExitStack() as held:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(cache / f".{entry}.lock"))
+        except OSError as error:
+            raise DataError(f"cache must be a folder that can be written, got {cache}.") from error
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager
 def temporary_folder(cache: Path) -> Iterator[Path]:
     """A folder in the cache that is gone afterwards, on the file system where entries live."""
     _remove_abandoned(cache)
-    folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=cache))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryDirectory(prefix=_TEMPORARY, dir=cache, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def store(prepared: Path, cache: Path, entry: str) -> Path:
     """Make a prepared folder (in the cache) the entry, in one step; needs the entry's lock."""
     files = sorted(path for path in prepared.rglob("*") if path.is_file())
     listing = prepared / CHECKSUMS
-    lines = (f"{sha256(path)}  {path.relative_to(prepared).as_posix()}\n" for path in files)
+    lines = (f"{checksum(path)}  {path.relative_to(prepared).as_posix()}\n" for path in files)
     listing.write_text("".join(lines), encoding="utf-8")
     for path in [*files, listing]:
         sync(path)
@@ -108,13 +102,8 @@ def store(prepared: Path, cache: Path, entry: str) -> Path:
     return target
 
 
-def sha256(path: Path) -> str:
-    """The checksum of a file, in hexadecimal digits."""
-    return checksum(path, "sha256")
-
-
-def checksum(path: Path, kind: str) -> str:
-    """A checksum of a file, by its name in hashlib."""
+def checksum(path: Path, kind: str = "sha256") -> str:
+    """A checksum of a file, by its name in hashlib, in hexadecimal digits."""
     digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(1 << 20):

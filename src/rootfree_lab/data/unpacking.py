@@ -36,7 +36,7 @@ class Allowance:
             yield block
 
 
-class _Counted(gzip.GzipFile):
+class Counted(gzip.GzipFile):
     """A gzipped file that counts all that is read of it."""
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ def unpack_tar(archive: Path, keep: tuple[str, ...], target: Path) -> None:
     # Headers count too, in small blocks: tarfile takes them into memory, however long they are.
     # What is written counts again: holes of a sparse file take no room in the archive.
     allowance = Allowance(archive)
-    with _Counted(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
+    with Counted(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
         for member in tar:
             kept = member.isfile() and matches(member.name, keep)
             content = tar.extractfile(member) if kept else None

@@ -101,11 +101,9 @@ def over_seeds(
     experiment: Experiment, label: str, quantity: Callable[[Run], float]
 ) -> Summary | None:
     """A quantity over the finished runs of an optimizer, None where no run has it."""
-    for group in experiment.groups:
-        if group.label == label:
-            found = summary(map(quantity, group.finished))
-            return found if found.count else None
-    return None
+    runs = [run for group in experiment.groups if group.label == label for run in group.finished]
+    found = summary(map(quantity, runs))
+    return found if found.count else None
 
 
 def topics() -> list[Topic]:

@@ -93,8 +93,8 @@ def _package(builder: Builder) -> str | None:
     """The package that a builder imports."""
     if builder in _GRAPHS.values():
         return "torch_geometric"
-    of_timm = builder is small.small_vit or builder.__module__ == timm_images.__name__
-    return "timm" if of_timm else None
+    with_timm = (timm_images.__name__, vmamba.__name__)
+    return "timm" if builder is small.small_vit or builder.__module__ in with_timm else None
 
 
 def build(name: str, dataset: Dataset, **options: Any) -> nn.Module:

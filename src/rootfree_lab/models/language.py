@@ -64,7 +64,7 @@ class GPTBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout = heads, nn.Dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
@@ -75,16 +75,13 @@ class GPTBlock(nn.Module):
         n, length, width = x.shape
         heads = (n, length, 3, self.heads, width // self.heads)
         q, k, v = self.qkv(self.norm1(x)).view(heads).permute(2, 0, 3, 1, 4)
-        rate = self.dropout if self.training else 0.0
+        rate = self.dropout.p if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
             _rotate(q), _rotate(k), v, dropout_p=rate, is_causal=True
         )
-        x = x + functional.dropout(
-            self.out(mixed.transpose(1, 2).reshape(n, length, width)), self.dropout, self.training
-        )
-        return x + functional.dropout(
-            self.down(functional.gelu(self.up(self.norm2(x)))), self.dropout, self.training
-        )
+        x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(n, length, width)))
+        added: Tensor = self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
+        return x + added
 
 
 class GPT(nn.Module):

@@ -10,6 +10,7 @@ from torch.nn.functional import silu, softplus
 
 from rootfree_lab.data import Dataset
 from rootfree_lab.models.selective_scan import selective_scan
+from rootfree_lab.torchvision_shim import make_importable
 
 _DIRECTIONS = 4
 
@@ -100,25 +101,11 @@ class VSSBlock(nn.Module):
         return x + y
 
 
-class PatchMerging(nn.Module):
-    """2×2 pixels with c channels to one with 2c; an odd last row or column is padded."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4 * channels)
-        self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = nn.functional.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
-        corners = [x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
-        merged: Tensor = self.reduction(self.norm(torch.cat(corners, -1)))
-        return merged
-
-
 class VMamba(nn.Module):
     """VMamba-T: patches, stages of VSS blocks with merging between them, mean, linear head.
 
-    Patches are 4×4 pixels, 2×2 in images of at most 64.
+    Patches are 4×4 pixels, 2×2 in images of at most 64. They are merged as in Swin: 2×2 with c
+    channels to one with 2c, an odd last row or column padded.
     """
 
     def __init__(
@@ -126,6 +113,9 @@ class VMamba(nn.Module):
         states: int = 16, expand: int = 2, patch: int | None = None, drop_path: float = 0.1,
     ) -> None:  # fmt: skip
         super().__init__()
+        make_importable()
+        from timm.models.swin_transformer import PatchMerging
+
         patch = patch or (2 if max(data.shape[1:]) <= 64 else 4)
         self.patches = nn.Conv2d(data.shape[0], channels, patch, stride=patch)
         self.patch_norm = nn.LayerNorm(channels)

@@ -33,8 +33,6 @@ from rootfree_lab.optimizers.roles import (
 )
 from rootfree_lab.optimizers.words import translated
 
-__all__ = ["available", "build", "check", "construct", "names"]
-
 # The options of AdamW that a group has; with others (amsgrad, say) it is an optimizer of its own.
 _OF_GROUPS = ("lr", "betas", "eps", "weight_decay")
 _GROUPS = "parameter_groups"
@@ -115,16 +113,10 @@ def _need(name: str) -> None:
 
 
 def _apart(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    """The method's own options, the companion's name, and its options."""
-    own = {k: v for k, v in options.items() if k not in ("companion", "companion_options")}
-    return own, *_companion(name, options)
-
-
-def _companion(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The companion's name and options, checked."""
-    method = METHODS[name]
-    companion = options.get("companion", method.companion)
-    own = options.get("companion_options", {})
+    """The method's own options; the companion's name and its options, checked."""
+    method, own = METHODS[name], dict(options)
+    companion = own.pop("companion", method.companion)
+    theirs = own.pop("companion_options", {})
     allowed = ["none", *(other for other, each in METHODS.items() if not each.is_matrix)]
     allowed += [_GROUPS] if method.is_ours and method.is_matrix else []
     if companion not in allowed:
@@ -133,13 +125,13 @@ def _companion(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, An
         raise ConfigError(
             f"{name} takes every parameter, so companion must be 'none', got {companion!r}"
         )
-    if not isinstance(own, Mapping):
-        raise ConfigError(f"companion_options must be a table, got {own!r}")
-    if own and companion == "none":
+    if not isinstance(theirs, Mapping):
+        raise ConfigError(f"companion_options must be a table, got {theirs!r}")
+    if theirs and companion == "none":
         raise ConfigError("companion_options are given, but companion is 'none'")
-    if companion == _GROUPS and (unknown := [key for key in own if key != "lr"]):
+    if companion == _GROUPS and (unknown := [key for key in theirs if key != "lr"]):
         raise unknown_name(f"the option of the companion {_GROUPS},", unknown[0], ["lr"])
-    return companion, dict(own)
+    return own, companion, dict(theirs)
 
 
 def _inside(method: Method, companion: str, options: Mapping[str, Any]) -> dict[str, Any] | None:

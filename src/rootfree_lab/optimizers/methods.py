@@ -84,7 +84,7 @@ def _methods() -> dict[str, Method]:
         peers.sirfshampoo, words=_SIRF, is_matrix=True, package="sirfshampoo"
     )
     for package, name, words in _PEERS:
-        load = partial(getattr(peers, package), name)
+        load = partial(peers.load, package, name)
         methods[f"{package}.{name}"] = Method(load, words=words, is_matrix=True, package=package)
     return methods
 

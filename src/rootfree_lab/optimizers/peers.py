@@ -36,15 +36,10 @@ def sirfshampoo() -> Any:
     return build
 
 
-def pytorch_optimizer(name: str) -> Any:
-    """A class of `pytorch_optimizer`."""
-    return getattr(importlib.import_module("pytorch_optimizer"), name)
-
-
-def heavyball(name: str) -> Any:
-    """A class of `heavyball`."""
-    module = importlib.import_module("heavyball")
-    if not torch.cuda.is_available():
+def load(package: str, name: str) -> Any:
+    """A class of another package."""
+    module = importlib.import_module(package)
+    if package == "heavyball" and not torch.cuda.is_available():
         # It compiles every update. On a processor that takes minutes before the first step.
         importlib.import_module("heavyball.utils").compile_mode = None  # type: ignore[attr-defined]
     return getattr(module, name)

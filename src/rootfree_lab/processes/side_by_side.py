@@ -110,8 +110,9 @@ class Pool:
 
     def answer(self, item: Any, content: Any) -> None:
         """Answer the worker of this item, which has asked."""
+        worker = next(each for each in self._workers if each.busy and each.item is item)
         with suppress(OSError):
-            self._of(item).connection.send(content)
+            worker.connection.send(content)
 
     def retire_idle(self) -> None:
         """End the workers that have nothing to do, with all the memory that they hold."""
@@ -142,9 +143,6 @@ class Pool:
             worker.busy = False
         return Event(kind, worker.item, content)
 
-    def _of(self, item: Any) -> _Worker:
-        return next(worker for worker in self._workers if worker.busy and worker.item is item)
-
 
 def _how(code: int | None) -> str:
     if code is not None and code < 0:
@@ -174,24 +172,12 @@ def _end_with_the_owner() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def each(
-    function: Callable[[Item], Any], items: Sequence[Item], jobs: int
-) -> Iterator[tuple[Item, Any]]:
-    """Items with their results, in the order in which they end; `Event` where a worker died."""
+def each(work: Work, items: Sequence[Item], jobs: int) -> Iterator[tuple[Item, Any]]:
+    """Items with their results, in the order in which they end; where a worker died, why it did."""
     waiting = list(items)
-    with Pool(_Plainly(function), jobs) as pool:
+    with Pool(work, jobs) as pool:
         while waiting or pool.running:
             while waiting and pool.free:
                 pool.submit(waiting.pop(0))
             for event in pool.events(60):
-                yield event.item, event if event.kind == "died" else event.content
-
-
-@dataclass(frozen=True)
-class _Plainly:
-    """A function that has nothing to tell."""
-
-    function: Callable[[Any], Any]
-
-    def __call__(self, item: Any, channel: Channel) -> Any:
-        return self.function(item)
+                yield event.item, event.content

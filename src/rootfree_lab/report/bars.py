@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rootfree_lab.report.experiments import Group
 from rootfree_lab.report.figures import COLUMN, short
 from rootfree_lab.report.palette import INK, PAPER, PARTS
@@ -47,8 +49,8 @@ def figure(groups: Sequence[Group]) -> Figure | None:
     drawing, axes = horizontal(
         [short(label) for label, _ in rows], width=COLUMN, pitch=0.24, rest=0.75
     )
-    lengths = {part: [_or_zero(parts[part]) for _, parts in rows] for part in ORDER}
-    ends = stack(axes, lengths)
+    known = {part: [parts[part] for _, parts in rows] for part in ORDER}
+    ends = stack(axes, {part: np.nan_to_num(own).tolist() for part, own in known.items()})
     for place, ((_, parts), end) in enumerate(zip(rows, ends, strict=True)):
         own = parts["optimizer"]
         text = f"{own:.3g} of {end:.3g}" if math.isfinite(own) else f"{end:.3g}"
@@ -57,10 +59,6 @@ def figure(groups: Sequence[Group]) -> Figure | None:
     axes.set_xlabel("Milliseconds per step: optimizer of total")
     drawing.legend(loc="outside upper center", ncols=4, handlelength=1, columnspacing=1.2)
     return drawing
-
-
-def _or_zero(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
 
 
 def horizontal(

@@ -102,12 +102,12 @@ def _section(run: Run, place: str) -> str:
 
 
 def _unused(key: str, found: Mapping[str, str]) -> bool:
-    """Whether another setting makes this one idle, as a factor without milestones."""
+    """Whether a setting says nothing: another makes it idle, as a factor without milestones."""
     if key == "schedule.factor":
         return found.get("schedule.milestones", "[]") == "[]"
     if key in ("train.square_k", "train.square_m"):
         return found[key] == "1.0" or not found.get("train.loss", "").startswith("square")
-    return key == "data.crop" and found.get("data.augment") != "true"
+    return key == "data.crop" and found[key] == "padded"  # the usual one; texts have none
 
 
 def _either(texts: Iterable[str]) -> str:

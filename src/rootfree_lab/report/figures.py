@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
@@ -44,13 +44,10 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] | None = None) -> li
     for ending in formats or FORMATS:
         # Not with_suffix: a name may contain a dot.
         file = stem.parent / f"{stem.name}.{ending}"
-        replace_file(file, partial(_draw, figure, ending))
+        draw = partial(figure.savefig, dpi=300, format=ending, metadata=_no_metadata(ending))
+        replace_file(file, draw)
         files.append(file)
     return files
-
-
-def _draw(figure: Figure, ending: str, file: Any) -> None:
-    figure.savefig(file, dpi=300, format=ending, metadata=_no_metadata(ending))
 
 
 def inline(figure: Figure, *, name: str, description: str) -> Markup:

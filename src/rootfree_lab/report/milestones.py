@@ -14,8 +14,6 @@ from rootfree_lab.report.statistics import median, series
 REFERENCE = "AdamW"
 METRIC = "train_loss"
 
-Milestone = Callable[[Run], float]
-
 
 def reference(experiment: Experiment) -> Group | None:
     """The group of AdamW that has finished; of several, the one with the best headline metric."""
@@ -24,7 +22,7 @@ def reference(experiment: Experiment) -> Group | None:
     return min(found, key=experiment.rank, default=None)
 
 
-def milestone(group: Group, axis: str) -> Milestone:
+def milestone(group: Group, axis: str) -> Callable[[Run], float]:
     """The step or the second at which a run reaches the final loss of `group` with its seed.
 
     A seed that the group does not have is compared with the group's median. The value is
@@ -32,11 +30,7 @@ def milestone(group: Group, axis: str) -> Milestone:
     """
     targets = {run.seed: run.final[METRIC] for run in group.finished if run.seed}
     middle = median(run.final[METRIC] for run in group.finished)
-
-    def reached(run: Run) -> float:
-        return crossing(run, axis, targets.get(run.seed, middle))
-
-    return reached
+    return lambda run: crossing(run, axis, targets.get(run.seed, middle))
 
 
 def crossing(run: Run, axis: str, target: float) -> float:

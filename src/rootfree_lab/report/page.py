@@ -107,13 +107,10 @@ def _curves_caption(experiment: Experiment) -> str:
     counts = {len(group.runs) for group in experiment.groups}
     text = "Line: median over seeds, as far as half of them reach."
     if max(counts) > 1:
-        spread = [
-            "smallest to largest" if min(counts) < QUARTILES_FROM else None,
-            f"quartiles (from {QUARTILES_FROM} seeds on)"
-            if max(counts) >= QUARTILES_FROM
-            else None,
-        ]
-        text += f" Band: {', or '.join(part for part in spread if part)}."
+        spread = ["smallest to largest"] if min(counts) < QUARTILES_FROM else []
+        if max(counts) >= QUARTILES_FROM:
+            spread.append(f"quartiles (from {QUARTILES_FROM} seeds on)")
+        text += f" Band: {', or '.join(spread)}."
     if any(group.failed for group in experiment.groups):
         text += " ×: end of a run that failed."
     if len(experiment.groups) > MOST_DRAWN:

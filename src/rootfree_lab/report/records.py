@@ -76,14 +76,15 @@ def read(source: Path) -> tuple[list[Run], list[str]]:
             if isinstance(content, str):
                 problems.append(f"{place}: {content}")
             else:
-                runs.append(_run(content, place))
+                runs.append(as_run(content, place))
     if not runs:
         reason = f": {problems[0]}" if problems else ""
         raise ReportError(f"there are no records in {str(source)!r}{reason}")
     return runs, problems
 
 
-def _run(content: dict[str, Any], source: str) -> Run:
+def as_run(content: dict[str, Any], source: str = "") -> Run:
+    """What a record tells; whatever it lacks is empty."""
     config = _table(content.get("config"))
     curve = _curve(content.get("curve"))
     final = _table(content.get("final"))
@@ -112,7 +113,7 @@ def _run(content: dict[str, Any], source: str) -> Run:
 
 
 def _curve(value: Any) -> dict[str, Array]:
-    points = [point for point in value if isinstance(point, dict)] if _is_list(value) else []
+    points = [p for p in value if isinstance(p, dict)] if isinstance(value, list) else []
     curve = {
         key: np.array([_number(point.get(key)) for point in points], dtype=np.float64)
         for key in (*AXES, *METRICS)
@@ -151,10 +152,6 @@ def _numbers(value: Any) -> dict[str, float]:
 
 def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _text(value: Any) -> str:

@@ -13,6 +13,7 @@ from rootfree_lab.report.records import Run
 from rootfree_lab.report.statistics import Summary, summary
 
 DASH = "–"
+_METRICS = {"Test error": "test_error", "Test loss": "test_loss", "Training loss": "train_loss"}
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,13 @@ class Column:
 def columns(experiment: Experiment) -> list[Column]:
     """The quantities that some finished run of the experiment has, smaller being better in all."""
 
-    def final(metric: str) -> Callable[[Run], float]:
-        return lambda run: run.final[metric]
-
     def of(table: str, key: str) -> Callable[[Run], float]:
         return lambda run: getattr(run, table).get(key, math.nan)
 
     wanted: list[tuple[str, Callable[[Run], float], str]] = [
-        ("Test error", final("test_error"), "fraction"),
-        ("Test loss", final("test_loss"), ""),
-        ("Training loss", final("train_loss"), ""),
+        ("Test error", of("final", "test_error"), "fraction"),
+        ("Test loss", of("final", "test_loss"), ""),
+        ("Training loss", of("final", "train_loss"), ""),
         ("Time", of("seconds", "total"), "time"),
         ("Optimizer step, ms", lambda run: milliseconds(run, "optimizer"), ""),
         ("Peak memory", of("memory", "peak_bytes"), "bytes"),
@@ -58,21 +56,8 @@ def columns(experiment: Experiment) -> list[Column]:
             (f"Steps to {REFERENCE}’s loss", milestone(adamw, "step"), ""),
             (f"Time to {REFERENCE}’s loss", milestone(adamw, "seconds"), "time"),
         ]
-    in_paper = {"Test error": "test_error", "Test loss": "test_loss", "Training loss": "train_loss"}
-    found = []
-    for title, value, kind in wanted:
-        summaries = {g.label: summary(map(value, g.finished)) for g in experiment.groups}
-        known = {label: entry for label, entry in summaries.items() if entry.count}
-        if known:
-            paper = in_paper.get(title) == experiment.headline or title in ("Time", "Peak memory")
-            # On a CPU the peak is that of the whole process: more about Python than a method.
-            judged = title != "Peak memory" or not experiment.on_cpu
-            best = winner(known, _eligible(experiment, known)) if judged else None
-            missing = {g.label: f"{known[g.label].count} of {len(g.finished)}"
-                       for g in experiment.groups
-                       if g.label in known and known[g.label].count < len(g.finished)}  # fmt: skip
-            found.append(_column(title, kind, known, best, missing, paper))
-    return found
+    found = (_column(experiment, *each) for each in wanted)
+    return [column for column in found if column is not None]
 
 
 def winner(known: Mapping[str, Summary], eligible: Iterable[str]) -> str | None:
@@ -99,13 +84,17 @@ def _eligible(experiment: Experiment, known: Mapping[str, Summary]) -> set[str]:
 
 
 def _column(
-    title: str,
-    kind: str,
-    known: Mapping[str, Summary],
-    best: str | None,
-    missing: Mapping[str, str],
-    in_paper: bool,
-) -> Column:
+    experiment: Experiment, title: str, value: Callable[[Run], float], kind: str
+) -> Column | None:
+    """One quantity; None where no finished run has it."""
+    summaries = {g.label: summary(map(value, g.finished)) for g in experiment.groups}
+    known = {label: entry for label, entry in summaries.items() if entry.count}
+    if not known:
+        return None
+    # On a CPU the peak is that of the whole process: more about Python than a method.
+    judged = title != "Peak memory" or not experiment.on_cpu
+    best = winner(known, _eligible(experiment, known)) if judged else None
+    finished = {g.label: len(g.finished) for g in experiment.groups}
     means = [entry.mean for entry in known.values()]
     factor, unit = _unit(kind, max(means))
     form = _fixed(2) if kind == "fraction" else _form([mean * factor for mean in means])
@@ -119,10 +108,11 @@ def _column(
             # Memory that is the same in every run needs no ± 0.00.
             deviation=text(entry.deviation) if kind != "bytes" or entry.deviation else "",
             best=label == best,
-            note=missing.get(label, ""),
+            note="" if entry.count == finished[label] else f"{entry.count} of {finished[label]}",
         )
         for label, entry in known.items()
     }
+    in_paper = title in ("Time", "Peak memory") or _METRICS.get(title) == experiment.headline
     return Column(f"{title}, {unit}" if unit else title, cells, in_paper)
 
 

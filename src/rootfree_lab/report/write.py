@@ -59,8 +59,8 @@ def write_report(source: Path, out: Path | None = None) -> Report:
     drawings = []
     with style():
         for experiment, slug in zip(experiments, _slugs(experiments), strict=True):
-            files = _files(experiment, out / FIGURES, slug, looks)
-            drawings.append(_drawings(experiment, slug, looks, files))
+            drawing, files = _drawings(experiment, out / FIGURES, slug, looks)
+            drawings.append(drawing)
             written += files
     title = "Optimizers compared" if len(shown) > 1 else "Training report"
     text = page(title, runs, experiments, drawings, looks, repeated, problems, DOWNLOADS)
@@ -71,11 +71,12 @@ def write_report(source: Path, out: Path | None = None) -> Report:
     return Report(out / PAGE, tuple(written), len(runs), tuple(problems))
 
 
-def _files(
+def _drawings(
     experiment: Experiment, folder: Path, slug: str, looks: Mapping[str, Style]
-) -> list[Path]:
+) -> tuple[dict[str, Any], list[Path]]:
+    """The figures of an experiment: those of the page by axis, and the files, written."""
     metrics, axes = curves.panels(experiment)
-    files = []
+    files: list[Path] = []
     if metrics:
         files += save(curves.grid(experiment, metrics, axes, looks), folder / f"{slug}-curves")
         # The one panel that goes into a column of a paper.
@@ -83,17 +84,6 @@ def _files(
         axis = "epoch" if "epoch" in axes else axes[0]
         one = curves.grid(experiment, [headline], [axis], looks)
         files += save(one, folder / f"{slug}-{headline.replace('_', '-')}")
-    bar = bars.figure(curves.drawn(experiment))
-    if bar is not None:
-        files += save(bar, folder / f"{slug}-time-per-step")
-    return files
-
-
-def _drawings(
-    experiment: Experiment, slug: str, looks: Mapping[str, Style], files: Sequence[Path]
-) -> dict[str, Any]:
-    """The figures of an experiment for the page: SVG by axis, and the files beside it by stem."""
-    metrics, axes = curves.panels(experiment)
     panels = {
         axis: [
             inline(
@@ -106,14 +96,16 @@ def _drawings(
         ]
         for axis in axes
     }
-    bar = bars.figure(curves.drawn(experiment))
-    description = f"Time per step of each optimizer, {experiment.name}"
-    drawn = inline(bar, name=f"{slug}-time", description=description) if bar is not None else None
+    bar, drawn = bars.figure(curves.drawn(experiment)), None
+    if bar is not None:
+        files += save(bar, folder / f"{slug}-time-per-step")
+        description = f"Time per step of each optimizer, {experiment.name}"
+        drawn = inline(bar, name=f"{slug}-time", description=description)
     by_stem: dict[str, list[str]] = {}
     for file in files:
         stem = file.stem.removeprefix(f"{slug}-").replace("-", " ")
         by_stem.setdefault(stem, []).append(f"{FIGURES}/{file.name}")
-    return {"slug": slug, "panels": panels, "bars": drawn, "files": by_stem}
+    return {"slug": slug, "panels": panels, "bars": drawn, "files": by_stem}, files
 
 
 def _slugs(experiments: Sequence[Experiment]) -> list[str]:

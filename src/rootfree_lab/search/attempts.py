@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -96,16 +96,13 @@ class Status:
 
 def attempts(label: str, trials: Iterable[FrozenTrial]) -> list[Attempt]:
     """The attempts of an entry, from the trials of its study."""
-    return [
-        Attempt(trial, Slot(label, noted["stage"], noted["number"]), **_known(noted))
-        for trial, noted in ((trial, trial.user_attrs) for trial in trials)
-        if {"stage", "number"} <= noted.keys()
-    ]
-
-
-def _known(noted: Mapping[str, Any]) -> dict[str, Any]:
-    names = [each.name for each in fields(Attempt)[2:]]
-    return {name: noted[name] for name in names if name in noted}
+    found, names = [], [each.name for each in fields(Attempt)[2:]]
+    for trial in trials:
+        noted = trial.user_attrs
+        if {"stage", "number"} <= noted.keys():
+            slot = Slot(label, noted["stage"], noted["number"])
+            found.append(Attempt(trial, slot, **{n: noted[n] for n in names if n in noted}))
+    return found
 
 
 def best(statuses: Sequence[Status], stage: int | None = None) -> Status | None:

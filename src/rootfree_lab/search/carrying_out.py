@@ -14,9 +14,9 @@ from rootfree_lab.processes.stopping import StopSignals
 from rootfree_lab.search import results
 from rootfree_lab.search.dashboard import serve
 from rootfree_lab.search.display import Display, summary
-from rootfree_lab.search.ledger import Claim, Ledger
+from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.loop import search
-from rootfree_lab.search.settings import Entry
+from rootfree_lab.search.settings import Claim, Entry
 from rootfree_lab.search.storage import in_words, open_storage
 from rootfree_lab.training.run import make_output_folder, records_path
 
@@ -41,13 +41,14 @@ def carry_out_search(
         results.write_records(ledger, out)
         if port is not None:
             typer.echo(f"dashboard: {serve(where, port)}")
+        display = Display(console, ledger)
 
         def say(claim: Claim, kind: str, content: Any) -> None:
             display(claim, kind, content)
             if kind == "ended":
                 results.write_best(ledger, tables, out)
 
-        with StopSignals() as stop, Display(console, ledger) as display:
+        with StopSignals() as stop, display.live:
             search(ledger, out=out, jobs=jobs, stop=stop, say=say)
         results.write_records(ledger, out)
         results.sweep_checkpoints(ledger, out)

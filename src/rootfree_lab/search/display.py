@@ -12,46 +12,42 @@ from rich.table import Table
 from rich.text import Text
 
 from rootfree_lab.search.attempts import Status, best
-from rootfree_lab.search.ledger import Claim, Ledger
+from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.outcomes import DIVERGED, PRUNED
+from rootfree_lab.search.settings import Claim
 from rootfree_lab.search.spaces import Plain
-from rootfree_lab.search.trials import Told
 from rootfree_lab.training.watching.progress import describe_point, plain_lines
 
 
 class Display:
-    """Told of every trial of this process; shows the best so far of every optimizer."""
+    """Told of every trial of this process; shows the best so far of every optimizer.
+
+    On a terminal, inside the context `live`, in a table that is kept up to date.
+    """
 
     def __init__(self, console: Console, ledger: Ledger) -> None:
         self._console, self._ledger = console, ledger
         self._running: dict[int, str] = {}
-        self._summary: RenderableType = ""
-        self._live: Live | None = None
-
-    def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._summary = summary(self._ledger)
-            self._live = Live(
-                get_renderable=self._render, console=self._console, refresh_per_second=2,
-                transient=True,  # the last table follows
-            )  # fmt: skip
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._summary = summary(ledger)
+        self.live = Live(
+            get_renderable=lambda: Group(self._summary, *map(Text, self._running.values())),
+            console=console, refresh_per_second=2, auto_refresh=console.is_terminal,
+            transient=True,  # the last table follows
+        )  # fmt: skip
 
     def __call__(self, claim: Claim, kind: str, content: Any) -> None:
         name = claim.slot.name
-        if kind in ("began", "point"):
-            self._running[claim.trial] = f"{name} · {_progress(content)}"
+        if kind == "began":
+            self._running[claim.id] = f"{name} · begins"
+        elif kind == "point":
+            figures = describe_point(content.point)
+            self._running[claim.id] = f"{name} · {content.step}/{content.total} · {figures}"
         else:
-            self._running.pop(claim.trial, None)
+            self._running.pop(claim.id, None)
         if kind in ("ended", "failed"):
             text = content if kind == "failed" else outcome(content)
             plain_lines(self._console)(f"{name} · {text} · {self._best(claim.slot.label)}")
-        if kind != "point" and self._live is not None:
+        if kind != "point" and self._console.is_terminal:
             self._summary = summary(self._ledger)
 
     def _best(self, label: str) -> str:
@@ -59,15 +55,6 @@ class Display:
         ended, found = sum(s.ended for s in statuses), best(statuses)
         value = "none yet" if found is None else f"{found.value:.4g} ({settings(found)})"
         return f"{ended}/{len(statuses)} trials, best {value}"
-
-    def _render(self) -> RenderableType:
-        return Group(self._summary, *map(Text, self._running.values()))
-
-
-def _progress(told: Told | None) -> str:
-    if told is None:
-        return "begins"
-    return f"{told.step}/{told.total} · {describe_point(told.point)}"
 
 
 def outcome(record: dict[str, Any]) -> str:

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import optuna
@@ -23,28 +22,17 @@ from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import TrialState, create_trial
 
-from rootfree_lab.config.settings import Config
 from rootfree_lab.files.appending import finite
 from rootfree_lab.files.checkpoints import differences
 from rootfree_lab.files.records import Record
 from rootfree_lab.search import liveness, outcomes
 from rootfree_lab.search.attempts import STATES, Attempt, Status, attempts, best
-from rootfree_lab.search.settings import Entry, Slot
-from rootfree_lab.search.spaces import Choice, Range, Space, as_table, narrowed, space_of
+from rootfree_lab.search.settings import Claim, Entry, Slot
+from rootfree_lab.search.spaces import Choice, Space, as_table, parse
 from rootfree_lab.search.storage import StorageError
 
 # Seconds without a sign of life after which a process counts as dead, wherever it is.
 STALE = 180.0
-
-
-@dataclass(frozen=True, eq=False)
-class Claim:
-    """A trial that this process carries out."""
-
-    slot: Slot
-    trial: int  # Optuna's
-    config: Config
-    alone: bool
 
 
 class Ledger:
@@ -68,9 +56,11 @@ class Ledger:
 
     def _study(self, name: str, entry: Entry) -> Study:
         """The entry's study, made where there is none; one of another search is refused."""
+        kept = 100 * (1 - entry.search.prune_worst)
         study = optuna.create_study(
             storage=self._storage, study_name=name, load_if_exists=True, direction="minimize",
-            sampler=optuna.samplers.RandomSampler(), pruner=_pruner(entry),
+            sampler=optuna.samplers.RandomSampler(),
+            pruner=optuna.pruners.PercentilePruner(kept, n_startup_trials=4),
         )  # fmt: skip
         if study.direction != StudyDirection.MINIMIZE:
             raise StorageError(f"the study {name!r} of the storage is not of this laboratory")
@@ -111,9 +101,7 @@ class Ledger:
             # Kept once for all: a failed trial that is repeated later does not move it.
             study.set_user_attr("narrowed", as_table(_narrowed(entry, statuses)))
         table = study.user_attrs["narrowed"]
-        return {
-            name: space_of("", {name: given}, "narrowed")[name] for name, given in table.items()
-        }
+        return {name: parse(f"narrowed.{name}", given) for name, given in table.items()}
 
     def finished(self) -> bool:
         return all(s.ended for label in self.entries for s in self.statuses(label))
@@ -152,11 +140,11 @@ class Ledger:
             },
         )  # fmt: skip
         mine = self._storage.create_new_trial(study._study_id, template)
+        claim = Claim(slot, mine, entry.trial(slot, settings), alone)
         owner = next(s.owner for s in self.statuses(slot.label) if s.slot == slot)
         if owner is None or owner.id != mine:
-            self._close(mine, outcomes.WITHDRAWN, "another process was first")
+            self.fail(claim, outcomes.WITHDRAWN, "another process was first")
             return None
-        claim = Claim(slot, mine, entry.trial(slot, settings), alone)
         self.claims[mine] = claim
         return claim
 
@@ -167,9 +155,9 @@ class Ledger:
                 if attempt.id in self.claims or not self._is_dead(attempt):
                     continue
                 if attempt.record is not None:  # it had come to its end, and died before saying so
-                    self._conclude(attempt.id, label, attempt.record)
+                    self.conclude(attempt, attempt.record)
                 else:
-                    self._close(attempt.id, outcomes.ABANDONED, "its process is gone")
+                    self.fail(attempt, outcomes.ABANDONED, "its process is gone")
 
     def _is_dead(self, attempt: Attempt) -> bool:
         if attempt.worker == self._token:  # this process's, which knows nothing of it
@@ -198,46 +186,40 @@ class Ledger:
         value = measured(point, self.entries[claim.slot.label].search.measure)
         try:
             if value is not None:
-                self._storage.set_trial_intermediate_value(claim.trial, step, value)
+                self._storage.set_trial_intermediate_value(claim.id, step, value)
         except UpdateFinishedTrialError:
             return "lost"
         entry, study = self.entries[claim.slot.label], self._studies[claim.slot.label]
         late = entry.search.prune_after * total <= step < total
         if late and value is not None and entry.search.prune_worst > 0:
-            trial = self._storage.get_trial(claim.trial)
+            trial = self._storage.get_trial(claim.id)
             return "prune" if study.pruner.prune(study, trial) else "go on"
         return "go on"
 
-    def conclude(self, claim: Claim, record: Record) -> bool:
+    def conclude(self, which: Claim | Attempt, record: Record) -> bool:
         """Keep the record of a trial that has come to its end; False: it was taken for dead."""
-        kept = self._conclude(claim.trial, claim.slot.label, record)
-        self.claims.pop(claim.trial, None)
-        return kept
-
-    def _conclude(self, trial: int, label: str, record: Record) -> bool:
-        value = measured(record["final"], self.entries[label].search.measure)
+        value = measured(record["final"], self.entries[which.slot.label].search.measure)
         kind = (record.get("failure") or {}).get("kind", outcomes.COMPLETED)
         outcome = kind if value is not None else outcomes.DIVERGED
         try:
             # The record first: who finds the trial after a kill at this line can still close it.
-            self._storage.set_trial_user_attr(trial, "record", finite(record))
-            self._storage.set_trial_user_attr(trial, "outcome", outcome)
+            self._storage.set_trial_user_attr(which.id, "record", finite(record))
+            self._storage.set_trial_user_attr(which.id, "outcome", outcome)
             completed = outcome == outcomes.COMPLETED
             values = [value] if completed and value is not None else None
-            self._storage.set_trial_state_values(trial, STATES[outcome], values)
+            self._storage.set_trial_state_values(which.id, STATES[outcome], values)
+            kept = True
         except UpdateFinishedTrialError:  # by somebody else; or here, and the answer was lost
-            return self._storage.get_trial(trial).state == STATES[outcome]
-        return True
+            kept = self._storage.get_trial(which.id).state == STATES[outcome]
+        self.claims.pop(which.id, None)
+        return kept
 
-    def fail(self, claim: Claim, outcome: str, message: str) -> None:
-        self._close(claim.trial, outcome, message)
-        self.claims.pop(claim.trial, None)
-
-    def _close(self, trial: int, outcome: str, message: str) -> None:
+    def fail(self, which: Claim | Attempt, outcome: str, message: str) -> None:
         with suppress(UpdateFinishedTrialError):  # somebody else was quicker
-            self._storage.set_trial_user_attr(trial, "outcome", outcome)
-            self._storage.set_trial_user_attr(trial, "message", message)
-            self._storage.set_trial_state_values(trial, TrialState.FAIL)
+            self._storage.set_trial_user_attr(which.id, "outcome", outcome)
+            self._storage.set_trial_user_attr(which.id, "message", message)
+            self._storage.set_trial_state_values(which.id, TrialState.FAIL)
+        self.claims.pop(which.id, None)
 
 
 def measured(figures: Mapping[str, Any], measure: str) -> float | None:
@@ -252,23 +234,18 @@ def _narrowed(entry: Entry, statuses: list[Status]) -> Space:
     found = best(statuses, stage=1)
     if found is None or found.result is None:
         return entry.space
-    return narrowed(entry.space, found.result.settings, entry.search.narrow)
+    best_settings, share = found.result.settings, entry.search.narrow
+    return {
+        name: allowed.narrowed(best_settings[name], share)  # type: ignore[arg-type]
+        for name, allowed in entry.space.items()
+    }
 
 
 def _distributions(space: Space, wide: Space) -> dict[str, BaseDistribution]:
     # A study has one set of choices for all its trials.
     return {
-        name: _distribution(wide[name] if isinstance(allowed, Choice) else allowed)
+        name: CategoricalDistribution(wide[name].ends())
+        if isinstance(allowed, Choice)
+        else FloatDistribution(allowed.low, allowed.high, log=allowed.scale == "log")
         for name, allowed in space.items()
     }
-
-
-def _distribution(allowed: Range | Choice) -> BaseDistribution:
-    if isinstance(allowed, Choice):
-        return CategoricalDistribution(allowed.values)
-    return FloatDistribution(allowed.low, allowed.high, log=allowed.scale == "log")
-
-
-def _pruner(entry: Entry) -> optuna.pruners.BasePruner:
-    kept = 100 * (1 - entry.search.prune_worst)
-    return optuna.pruners.PercentilePruner(kept, n_startup_trials=4)

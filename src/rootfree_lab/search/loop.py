@@ -14,10 +14,11 @@ from rootfree_lab.files.durable import NotWritten
 from rootfree_lab.files.records import append_missing
 from rootfree_lab.processes.side_by_side import Event, Pool
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
-from rootfree_lab.search.ledger import Claim, Ledger
+from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.outcomes import DIED, FULL, INTERRUPTED, MEMORY
+from rootfree_lab.search.settings import Claim
 from rootfree_lab.search.storage import patiently
-from rootfree_lab.search.trials import Task, Told, carry_out
+from rootfree_lab.search.trials import Told, carry_out
 from rootfree_lab.training.run import records_path
 
 _BEAT = 30.0  # seconds between signs of life
@@ -55,12 +56,11 @@ def search(ledger: Ledger, *, out: Path, jobs: int, stop: StopSignals, say: Say)
 class _Loop:
     def __init__(self, ledger: Ledger, pool: Pool, out: Path, say: Say, stop: StopSignals) -> None:
         self._ledger, self._pool, self._out, self._say, self._stop = ledger, pool, out, say, stop
-        self._claims: dict[int, Claim] = {}
 
     def fill(self) -> None:
         """Give every free process a trial, unless one has to be alone."""
         alone = self._pool.jobs == 1
-        while self._pool.free and not any(self._claims[t.trial].alone for t in self._pool.running):
+        while self._pool.free and not any(claim.alone for claim, _ in self._pool.running):
             claim = patiently(partial(self._ledger.claim, alone=alone))
             if claim is None and not self._pool.running and not alone:
                 claim = patiently(partial(self._ledger.claim, alone=True, crowded_out=True))
@@ -68,13 +68,12 @@ class _Loop:
                     self._pool.retire_idle()  # alone with all the memory
             if claim is None:
                 return
-            self._claims[claim.trial] = claim
-            self._pool.submit(Task(claim.trial, claim.config, self._out))
+            self._pool.submit((claim, self._out))
             self._say(claim, "began", None)
 
     def handle(self, event: Event) -> None:
         """Note what a trial's process did."""
-        claim = self._claims[event.item.trial]
+        claim: Claim = event.item[0]
         if event.kind == "asked" and isinstance(event.content, Told):
             told = event.content
             report = partial(self._ledger.report, claim, told.step, told.total, told.point)

@@ -72,6 +72,16 @@ class Slot:
         return f"{self.label} {self.stage}.{self.number}"
 
 
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """A trial that this process carries out."""
+
+    slot: Slot
+    id: int  # of Optuna's trial
+    config: Config
+    alone: bool
+
+
 @dataclass(frozen=True)
 class Entry:
     """One optimizer of the search."""

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.resources import as_file, files
 from typing import Any
 
@@ -101,22 +101,23 @@ def parse(where: str, given: Any) -> Range | Choice:
     """`[low, high]`, a table with low, high and scale, or a table with choices."""
     if isinstance(given, Mapping) and "choices" in given:
         return _choice(where, given)
-    table = {"low": given[0], "high": given[1]} if _is_pair(given) else given
-    if not isinstance(table, Mapping) or not {"low", "high"} <= set(table):
+    if isinstance(given, (list, tuple)) and len(given) == 2:
+        given = {"low": given[0], "high": given[1]}
+    if not isinstance(given, Mapping) or not {"low", "high"} <= set(given):
         raise ConfigError(
             f"{where} must be [low, high], a table with low and high, a table with choices, or "
             f'"fixed"; got {given!r}'
         )
-    for key in table:
+    for key in given:
         if key not in ("low", "high", "scale"):
             raise unknown_name(f"{where}: the key", key, ("low", "high", "scale"))
     for key in ("low", "high"):
-        if not _is_number(table[key]):
-            raise ConfigError(f"{where}: {key} must be a number, got {table[key]!r}")
-    scale = table.get("scale", "log")
+        if not _is_number(given[key]):
+            raise ConfigError(f"{where}: {key} must be a number, got {given[key]!r}")
+    scale = given.get("scale", "log")
     if scale not in SCALES:
         raise unknown_name(f"{where}: the scale", str(scale), SCALES)
-    low, high = float(table["low"]), float(table["high"])
+    low, high = float(given["low"]), float(given["high"])
     if not low < high:
         raise ConfigError(f"{where} must have low < high, got low {low:g} and high {high:g}")
     if scale == "log" and low <= 0:
@@ -138,10 +139,6 @@ def _choice(where: str, given: Mapping[str, Any]) -> Choice:
     if len(set(map(repr, values))) < len(values):
         raise ConfigError(f"{where}: choices must differ, got {values!r}")
     return Choice(tuple(values))
-
-
-def _is_pair(given: Any) -> bool:
-    return isinstance(given, (list, tuple)) and len(given) == 2
 
 
 def _is_number(value: Any) -> bool:
@@ -209,22 +206,14 @@ def propose(space: Space, key: str, number: int, *, block: int = 1) -> Settings:
     settings: Settings = {}
     for name, allowed in space.items():
         # `random` gives the same numbers in every version of Python, `shuffle` need not.
-        parts = sorted(range(block), key=partial(_rank, f"{key}/{which}/{name}"))
-        settings[name] = allowed.at((parts[place] + _uniform(f"{key}/{number}/{name}")) / block)
+        ranks = [_uniform(f"{key}/{which}/{name}/{part}") for part in range(block)]
+        part = sorted(range(block), key=ranks.__getitem__)[place]
+        settings[name] = allowed.at((part + _uniform(f"{key}/{number}/{name}")) / block)
     return settings
-
-
-def _rank(key: str, part: int) -> float:
-    return _uniform(f"{key}/{part}")
 
 
 def _uniform(key: str) -> float:
     return random.Random(key).random()
-
-
-def narrowed(space: Space, best: Settings, share: float) -> Space:
-    """The space around the best settings."""
-    return {name: allowed.narrowed(best[name], share) for name, allowed in space.items()}  # type: ignore[arg-type]
 
 
 def as_table(space: Space) -> Table:

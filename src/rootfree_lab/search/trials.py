@@ -5,26 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootfree_lab.config.settings import Config
 from rootfree_lab.files import checkpoints
 from rootfree_lab.files.durable import NotWritten
 from rootfree_lab.files.records import Record
 from rootfree_lab.processes.side_by_side import Channel
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
 from rootfree_lab.search.outcomes import ERROR, FULL, INTERRUPTED, MEMORY, PRUNED
+from rootfree_lab.search.settings import Claim
 from rootfree_lab.training.run import train_or_resume
 from rootfree_lab.training.session import Point, Session
 from rootfree_lab.training.watching.measures import is_out_of_memory
 from rootfree_lab.training.watching.progress import Watcher
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a process is told to do."""
-
-    trial: int  # Optuna's
-    config: Config
-    out: Path
 
 
 @dataclass(frozen=True)
@@ -67,22 +58,21 @@ class _Teller(Watcher):
         raise GivenUp(answer)
 
 
-def carry_out(task: Task, channel: Channel) -> Outcome:
-    """Train a trial, from its checkpoint where there is one; what fails is told, not raised."""
-    config, out = task.config, task.out
+def carry_out(task: tuple[Claim, Path], channel: Channel) -> Outcome:
+    """Train a trial, from its checkpoint where there is one; what fails is told, not raised.
+
+    `task` is the trial and the folder for its files.
+    """
+    claim, out = task
     teller = _Teller(channel)
-
-    def keep(record: Record) -> None:
-        channel.ask(record)
-
     with StopSignals() as stop:
         try:
-            train_or_resume(config, out=out, stop=stop, watchers=[teller], keep=keep)
+            train_or_resume(claim.config, out=out, stop=stop, watchers=[teller], keep=channel.ask)
         except GivenUp as given_up:
             if teller.pruned is None:
                 return Outcome(INTERRUPTED, str(given_up))
-            keep(teller.pruned)
-            checkpoints.remove(checkpoints.checkpoint_path(out, config))
+            channel.ask(teller.pruned)
+            checkpoints.remove(checkpoints.checkpoint_path(out, claim.config))
         except Interrupted as stopped:
             return Outcome(INTERRUPTED, str(stopped))
         except NotWritten as error:
@@ -91,9 +81,6 @@ def carry_out(task: Task, channel: Channel) -> Outcome:
             raise
         except Exception as error:  # whatever it is, the other trials are still wanted
             kind = MEMORY if is_out_of_memory(error) else ERROR
-            return Outcome(kind, f"{type(error).__name__}: {_first_line(error)}")
+            first = str(error).strip().partition("\n")[0]
+            return Outcome(kind, f"{type(error).__name__}: {first}")
     return Outcome()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,8 @@ from rootfree_lab.training.feeding import Batch
 _FIRST = 3
 
 
-class Forward(Protocol):
-    """A batch through the model and the loss."""
-
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Outputs and loss."""
+#: A batch through the model and the loss: outputs and loss.
+Forward = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 class Passes:

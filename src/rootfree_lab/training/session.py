@@ -122,15 +122,12 @@ class Session:
             self._passes.backward()
             if self.config.train.clip_norm is not None:
                 clip_grad_norm_(self.model.parameters(), self.config.train.clip_norm)
-        self._count(outputs, self.loss, batch)
+        self.running.count(self.loss, outputs, batch.target if self.classifies else None)
+        if self.config.train.rollback:
+            self.losses.count(self.loss)
         with watch.part("optimizer"):
             self._update()
         self.done += 1
-
-    def _count(self, outputs: Tensor, loss: Tensor, batch: Batch) -> None:
-        self.running.count(loss, outputs, batch.target if self.classifies else None)
-        if self.config.train.rollback:
-            self.losses.count(loss)
 
     def _update(self) -> None:
         try:

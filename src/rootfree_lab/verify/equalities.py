@@ -18,6 +18,7 @@ from rootfree_lab.verify.methods import (
     RF_SHAMPOO,
     Method,
     inverses,
+    walk,
 )
 
 STEPS = 12
@@ -37,10 +38,9 @@ def woodbury(generator: torch.Generator) -> Measured:
         options = {"batch_size": B, "precond_lr": beta2, "gamma": gamma, "damping": 0.0}
         optimizer = RF_FULL.make(p, [A], **options)
         for _ in range(STEPS):
-            p.grad = g = normal(generator, d)
-            optimizer.step()
+            g = normal(generator, d)
             S = (1 - beta2 * gamma) * S + beta2 * B * torch.outer(g, g)
-            (found,) = inverses(optimizer.state[p])
+            (found,) = inverses(walk(optimizer, p, [g]))
             differences.append(relative_difference(found, torch.linalg.inv(S)))
     return below(largest(differences), EQUAL, f"d = {d}, {STEPS} steps, γ = 0 and 1")
 
@@ -66,9 +66,7 @@ def one_factor(generator: torch.Generator) -> Measured:
         A = A - beta2 * A @ h / max(1.0, h.norm().item())
         w = w - lr * A @ A.mT @ g
         for p, optimizer in zip(ps, optimizers, strict=True):
-            p.grad = g.clone()
-            optimizer.step()
-            (S_inv,) = inverses(optimizer.state[p])
+            (S_inv,) = inverses(walk(optimizer, p, [g]))
             differences.append(relative_difference(p.detach(), w))
             differences.append(relative_difference(S_inv, A @ A.mT))
     return below(largest(differences), EQUAL, f"d = {d}, {STEPS} steps, with damping")
@@ -88,10 +86,7 @@ def one_axis(generator: torch.Generator) -> Measured:
         ]
         for _ in range(STEPS):
             g = normal(generator, 6)
-            for p, optimizer in zip(ps, optimizers, strict=True):
-                p.grad = g.clone()
-                optimizer.step()
-            found, wanted = (o.state[p] for p, o in zip(ps, optimizers, strict=True))
+            found, wanted = (walk(o, p, [g]) for p, o in zip(ps, optimizers, strict=True))
             differences += map(relative_difference, inverses(found), inverses(wanted))
             differences.append(relative_difference(ps[0].detach(), ps[1].detach()))
     return below(largest(differences), EQUAL, f"d = 6, {STEPS} steps, with damping and without")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 import rootfree
-from rootfree.structures import Structure, make_structure
+from rootfree.structures import make_structure
 from rootfree_lab.verify.claim import Measured, below, claim, largest, relative_difference
 from rootfree_lab.verify.draws import mixing, normal
 from rootfree_lab.verify.methods import (
@@ -54,12 +54,6 @@ def nodes(d: int) -> tuple[Tensor, Tensor]:
     return grid, torch.tensor(list(product(weights / weights.sum(), repeat=d))).prod(1)
 
 
-def _quartic(generator: torch.Generator, d: int) -> Callable[[Tensor], Tensor]:
-    """A convex loss of degree four."""
-    X, y = normal(generator, 2 * d, d), normal(generator, 2 * d)
-    return lambda w: ((X @ w - y) ** 4).sum() / 4
-
-
 def _expected(loss: Callable[[Tensor], Tensor], mu: Tensor, cov: Tensor) -> Tensor:
     """E ℓ(w), w ~ N(μ, cov)."""
     z, weights = nodes(len(mu))
@@ -67,8 +61,10 @@ def _expected(loss: Callable[[Tensor], Tensor], mu: Tensor, cov: Tensor) -> Tens
 
 
 def _drawn(generator: torch.Generator, d: int) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
+    """A convex loss of degree four, μ and S⁻¹."""
     A = mixing(generator, d, d)
-    return _quartic(generator, d), normal(generator, d), A @ A.mT
+    X, y = normal(generator, 2 * d, d), normal(generator, 2 * d)
+    return lambda w: ((X @ w - y) ** 4).sum() / 4, normal(generator, d), A @ A.mT
 
 
 @claim(
@@ -210,7 +206,8 @@ def chain_rule(generator: torch.Generator) -> Measured:
             Ss = [A.mT @ A for A in As]
             M = dense - reduce(torch.kron, Ss)
             covs = [torch.linalg.inv(S) for S in Ss]
-            slopes = _slopes(lambda *Xs, M=M: torch.trace(reduce(torch.kron, Xs) @ M), covs)
+            trace = lambda *Xs, M=M: torch.trace(reduce(torch.kron, Xs) @ M)  # noqa: E731
+            slopes = jacrev(trace, argnums=tuple(range(len(covs))))(*covs)
             wanted = [
                 S + BETA * len(S) / M.shape[0] * slope for S, slope in zip(Ss, slopes, strict=True)
             ]
@@ -222,11 +219,6 @@ def chain_rule(generator: torch.Generator) -> Measured:
                 relative_difference(reduce(torch.kron, found), reduce(torch.kron, wanted))
             )
     return below(largest(differences), EQUAL, "outer products, Kronecker, diagonal; 2 and 3 axes")
-
-
-def _slopes(f: Callable[..., Tensor], Xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """∂f/∂X of every argument."""
-    return jacrev(f, argnums=tuple(range(len(Xs))))(*Xs)  # type: ignore[no-any-return]
 
 
 @claim(
@@ -242,7 +234,8 @@ def structured_step(generator: torch.Generator) -> Measured:
     differences = []
     for name in STRUCTURES:
         structures = [make_structure(name, d) for d in MATRIX]
-        packed = [_near_identity(generator, structure) for structure in structures]
+        eyes = [s.identity(1, dtype=torch.float64, device="cpu") for s in structures]
+        packed = [K + 0.2 * normal(generator, *K.shape) for K in eyes]
         Ks = [s.unpack(K)[0] for s, K in zip(structures, packed, strict=True)]
         cov = _covariance(Ks)
         H, dense = _curvatures(generator, MATRIX)[0]
@@ -278,8 +271,3 @@ def structured_step(generator: torch.Generator) -> Measured:
 def _covariance(Ks: Sequence[Tensor]) -> Tensor:
     """S⁻¹ = ⊗ KₙKₙᵀ."""
     return reduce(torch.kron, [K @ K.mT for K in Ks])
-
-
-def _near_identity(generator: torch.Generator, structure: Structure) -> Tensor:
-    K = structure.identity(1, dtype=torch.float64, device="cpu")
-    return K + 0.2 * normal(generator, *K.shape)

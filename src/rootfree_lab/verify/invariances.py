@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -30,6 +31,7 @@ from rootfree_lab.verify.methods import (
     Method,
     Shape,
     multiply_axes,
+    walk,
 )
 
 TERMS = 20  # no power of two: scaling by it rounds
@@ -244,14 +246,9 @@ def affine_limits(generator: torch.Generator) -> Measured:
 )
 def worked_example(generator: torch.Generator) -> Measured:
     """½a² from a₀ = 2, and in b = a/2 from b₀ = 1: one step of size one with s = g²."""
-
-    def without_root(ps: list[nn.Parameter]) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {"precond_lr": 1.0, "momentum": 0.0, "damping": 0.0}
-        return RF_RMSPROP.build(ps, lr=1.0, batch_size=1, **options)
-
-    def with_root(ps: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(ps, lr=1.0, alpha=0.0, eps=0.0)
-
+    options: dict[str, Any] = {"precond_lr": 1.0, "momentum": 0.0, "damping": 0.0}
+    without_root = partial(RF_RMSPROP.build, lr=1.0, batch_size=1, **options)
+    with_root = partial(torch.optim.RMSprop, lr=1.0, alpha=0.0, eps=0.0)
     a, b = _one_step(without_root, 2.0, 1.0), _one_step(without_root, 1.0, 2.0)
     a_root, b_root = _one_step(with_root, 2.0, 1.0), _one_step(with_root, 1.0, 2.0)
     figure = abs(a - 2 * b)
@@ -263,12 +260,8 @@ def worked_example(generator: torch.Generator) -> Measured:
     )
 
 
-def _one_step(
-    build: Callable[[list[nn.Parameter]], torch.optim.Optimizer], start: float, scale: float
-) -> float:
+def _one_step(build: Callable[..., torch.optim.Optimizer], start: float, scale: float) -> float:
     """One step on ½(scale·p)² from `start`."""
     p = nn.Parameter(torch.tensor(start, dtype=torch.float64))
-    optimizer = build([p])
-    (0.5 * (scale * p) ** 2).backward()
-    optimizer.step()
+    walk(build([p]), p, [scale**2 * p.detach()])
     return p.item()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import rootfree
+from rootfree_lab.baselines.roots import apply_on_axes
 
 Shape = tuple[int, ...]
 State = dict[str, Tensor]
@@ -106,9 +107,7 @@ def multiply_axes(As: Sequence[Tensor], q: Tensor) -> Tensor:
     """(⊗ Aₙ) q: Aₙ along axis n, or one matrix on all elements."""
     if len(As) == 1:
         return (As[0] @ q.flatten()).view(q.shape)
-    for n, A in enumerate(As):
-        q = torch.tensordot(A, q, dims=([1], [n])).movedim(0, n)
-    return q
+    return apply_on_axes(q, As)
 
 
 _plain: dict[str, Any] = {"nesterov": False, "decoupled_weight_decay": False, "max_update": None}

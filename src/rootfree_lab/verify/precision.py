@@ -19,16 +19,7 @@ BETAS = (0.003, 0.05, 0.2, 0.5)
 def bf16_factors(generator: torch.Generator, *, norm: str) -> Measured:
     """How far Kₙ - I is from float32's after a run with bf16 products on the same gradients."""
     gradients = _least_squares_gradients(generator)
-    worst = {
-        beta2: largest(
-            map(
-                relative_difference,
-                _movements(gradients, beta2, norm, torch.bfloat16),
-                _movements(gradients, beta2, norm, torch.float32),
-            )
-        )
-        for beta2 in BETAS
-    }
+    worst = {beta2: _apart(gradients, beta2, norm) for beta2 in BETAS}
     each = ", ".join(f"{value:.1e} at β₂ = {beta2:g}" for beta2, value in worst.items())
     return below(largest(worst.values()), 0.02, f"{STEPS} steps: {each}")
 
@@ -42,13 +33,8 @@ for _norm in ("frobenius", "spectral"):
 def bf16_structures(generator: torch.Generator) -> Measured:
     """The same for factors of other structures."""
     gradients = _least_squares_gradients(generator)
-    worst = {}
-    for structure in ("lower_triangular", "hierarchical:4"):
-        moved = (
-            _movements(gradients, 0.05, "spectral", dtype, structure=structure)
-            for dtype in (torch.bfloat16, torch.float32)
-        )
-        worst[structure] = largest(map(relative_difference, *moved))
+    structures = ("lower_triangular", "hierarchical:4")
+    worst = {each: _apart(gradients, 0.05, "spectral", structure=each) for each in structures}
     each = ", ".join(f"{value:.1e} {structure}" for structure, value in worst.items())
     return below(largest(worst.values()), 0.02, each)
 
@@ -82,6 +68,13 @@ def _least_squares_gradients(generator: torch.Generator) -> list[Tensor]:
         W = W - 0.02 * g
         gradients.append(g.float())
     return gradients
+
+
+def _apart(gradients: list[Tensor], beta2: float, norm: str, **more: Any) -> float:
+    """How far Kₙ - I with bf16 products is from float32's."""
+    dtypes = (torch.bfloat16, torch.float32)
+    moved = (_movements(gradients, beta2, norm, dtype, **more) for dtype in dtypes)
+    return largest(map(relative_difference, *moved))
 
 
 def _movements(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import rootfree
+from rootfree_lab.baselines.roots import inverse_root
 from rootfree_lab.verify.claim import Measured, above, below, claim, largest, relative_difference
 from rootfree_lab.verify.draws import mixing, normal, rotation
 from rootfree_lab.verify.first_order import slope_two
@@ -72,7 +73,8 @@ def first_order(generator: torch.Generator) -> Measured:
         for i, g in enumerate(grads):
             v = v + beta2 / 100 * (g.square().mean() - v) if i else v
             Ss = _shampoo(Ss, g, weight=2 * beta2, lam=float(rho * v))
-        return relative_difference(torch.kron(*Ps), torch.kron(*map(_inverse_root, Ss)))
+        roots = [inverse_root(S, 2, damping=0.0, dtype=S.dtype) for S in Ss]
+        return relative_difference(torch.kron(*Ps), torch.kron(*roots))
 
     return slope_two([difference])
 
@@ -143,9 +145,3 @@ def _shampoo(Ss: Iterable[Tensor], G: Tensor, *, weight: float, lam: float) -> l
     first = (G @ right @ G.mT + lam * right.trace() * torch.eye(p, dtype=G.dtype)) / d
     second = (G.mT @ left @ G + lam * left.trace() * torch.eye(d, dtype=G.dtype)) / p
     return [(1 - weight) * S + weight * first, (1 - weight) * T + weight * second]
-
-
-def _inverse_root(S: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(S)
-    root: Tensor = vectors @ values.rsqrt().diag() @ vectors.mT
-    return root

@@ -13,7 +13,7 @@ from rich.console import Console
 from lab.bench.records import iteration_record, step_record
 from rootfree_lab.bench import chart
 from rootfree_lab.bench.markdown import BEGIN, END, MARKS, as_markdown, fill, filled
-from rootfree_lab.bench.record import RecordError, from_json, read, to_json, write
+from rootfree_lab.bench.record import RecordError, read, write
 from rootfree_lab.bench.table import as_table, number, remarks, size
 
 RECORDS = [step_record(), iteration_record()]
@@ -23,14 +23,8 @@ RECORDS = [step_record(), iteration_record()]
 def test_json_there_and_back(record, tmp_path):
     write(record, tmp_path / "a.json")
     assert read(tmp_path / "a.json") == record
-    content = json.loads(to_json(record))
+    content = json.loads((tmp_path / "a.json").read_text())
     assert {"format", "environment", "settings", "reference", "rows"} <= set(content)
-
-
-def altered(change) -> str:
-    content = json.loads(to_json(step_record()))
-    change(content)
-    return json.dumps(content)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +33,34 @@ def altered(change) -> str:
         ("{", "is not JSON"),
         ("[1]", "no record of rootfree bench: its format is None"),
         ('{"format": "something else"}', "its format is 'something else'"),
-        (altered(lambda c: c.pop("count")), r"the text\.count is missing"),
-        (altered(lambda c: c.update(count="many")), r"\.count must be an integer, got 'many'"),
-        (altered(lambda c: c.update(rows=3)), r"\.rows must be a list, got 3"),
-        (altered(lambda c: c.update(settings=3)), r"\.settings must be a table, got 3"),
-        (altered(lambda c: c.update(ceilings=3)), r"\.ceilings must be a table, got 3"),
-        (altered(lambda c: c["rows"][1].update(extra=1)), r"rows\[1\]\.extra. is unknown"),
-        (altered(lambda c: c["rows"][0].update(ratio=True)), r"rows\[0\]\.ratio must be a number"),
     ],
 )
-def test_what_is_no_record_is_refused(text, message):
+def test_what_is_no_record_is_refused(text, message, tmp_path):
+    (tmp_path / "a.json").write_text(text)
     with pytest.raises(RecordError, match=message):
-        from_json(text)
+        read(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("count"), r"a\.json\.count is missing"),
+        (lambda c: c.update(count="many"), r"\.count must be an integer, got 'many'"),
+        (lambda c: c.update(rows=3), r"\.rows must be a list, got 3"),
+        (lambda c: c.update(settings=3), r"\.settings must be a table, got 3"),
+        (lambda c: c.update(ceilings=3), r"\.ceilings must be a table, got 3"),
+        (lambda c: c["rows"][1].update(extra=1), r"rows\[1\]\.extra. is unknown"),
+        (lambda c: c["rows"][0].update(ratio=True), r"rows\[0\]\.ratio must be a number"),
+    ],
+)
+def test_an_altered_record_is_refused(change, message, tmp_path):
+    file = tmp_path / "a.json"
+    write(step_record(), file)
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(RecordError, match=message):
+        read(file)
 
 
 def test_a_file_that_is_not_there(tmp_path):

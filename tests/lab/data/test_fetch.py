@@ -17,7 +17,7 @@ from lab.data import written
 from rootfree_lab.cli import terminal
 from rootfree_lab.cli.app import app
 from rootfree_lab.data import DataError, fetch, load, names, published, registry, status
-from rootfree_lab.data.cache import sha256
+from rootfree_lab.data.cache import checksum
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def bin_folder(tmp_path, monkeypatch) -> Path:
 def known(monkeypatch, name: str, archive: Path) -> None:
     """Let an archive of the test be the known one."""
     source = registry.SOURCES[name]
-    package = replace(source.package, sha256=sha256(archive))
+    package = replace(source.package, sha256=checksum(archive))
     monkeypatch.setitem(registry.SOURCES, name, replace(source, package=package))
 
 

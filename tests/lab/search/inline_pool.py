@@ -17,7 +17,7 @@ class Inline(StandInPool):
     retired: list[list[str]] = []
 
     def retire_idle(self):
-        self.retired.append([task.config.label for task in self.items])
+        self.retired.append([claim.config.label for claim, _ in self.items])
 
     def ask_to_stop(self):
         pass
@@ -29,7 +29,7 @@ class Inline(StandInPool):
         if not self.items:
             return
         item, beside = self.items[0], len(self.items) - 1
-        name = item.config.label
+        name = item[0].config.label
         if self.died.get(name, 0):
             self.died[name] -= 1
             self.items.pop(0)

@@ -101,7 +101,9 @@ def test_a_claim_that_was_closed_while_it_was_made_is_none(make, monkeypatch):
 
     def slow(study, template):
         trial = add(study, template)
-        make()._close(trial, "abandoned", "it slept")
+        other = make()
+        (attempt,) = other.statuses("SGD")[0].live
+        other.fail(attempt, "abandoned", "it slept")
         return trial
 
     monkeypatch.setattr(here._storage, "create_new_trial", slow)
@@ -130,7 +132,7 @@ def test_the_trial_of_a_dead_process_is_taken_over(make, monkeypatch):
     assert lost is not None
     assert again.slot == lost.slot
     assert again.config == lost.config
-    assert again.trial != lost.trial
+    assert again.id != lost.id
 
 
 @pytest.mark.parametrize("here", [False, True], ids=["elsewhere", "a number used again"])

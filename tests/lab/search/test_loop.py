@@ -17,8 +17,8 @@ from rootfree_lab.files.records import read_records
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
 from rootfree_lab.search import loop, results, trials
 from rootfree_lab.search.attempts import best
-from rootfree_lab.search.ledger import Claim, Ledger
-from rootfree_lab.search.settings import Slot, load_entries
+from rootfree_lab.search.ledger import Ledger
+from rootfree_lab.search.settings import Claim, Slot, load_entries
 from rootfree_lab.search.storage import open_storage
 from rootfree_lab.training.run import records_path
 
@@ -169,10 +169,10 @@ def test_nothing_runs_beside_a_trial_that_has_to_be_alone(tmp_path):
     )
     for _ in range(2):
         filling.fill()
-        assert [task.config.label for task in pool.items] == ["lonely"]
+        assert [claim.config.label for claim, _ in pool.items] == ["lonely"]
     pool.items.clear()
     filling.fill()
-    assert [task.config.label for task in pool.items] == ["freed"]
+    assert [claim.config.label for claim, _ in pool.items] == ["freed"]
 
 
 def test_a_process_that_ends_when_asked_to_stop_has_not_died(
@@ -206,7 +206,7 @@ def test_asked_to_stop_it_leaves_the_rest(run):
 def test_a_storage_that_is_away_for_a_while_loses_nothing(run, monkeypatch):
     slept, troubles = [], [OSError("gone"), Timeout("busy"), StorageInternalError("restarting")]
     monkeypatch.setattr("rootfree_lab.search.storage.time", SimpleNamespace(sleep=slept.append))
-    real = Ledger._conclude
+    real = Ledger.conclude
 
     def away(self, *arguments):
         kept = len(troubles) > 1 or real(self, *arguments)  # the last time the answer is lost
@@ -214,7 +214,7 @@ def test_a_storage_that_is_away_for_a_while_loses_nothing(run, monkeypatch):
             raise troubles.pop(0)
         return kept
 
-    monkeypatch.setattr(Ledger, "_conclude", away)
+    monkeypatch.setattr(Ledger, "conclude", away)
     _, out, said = run("search.trials=[1, 0]")
     assert slept == [1, 2, 4]
     assert len(names(said, "ended")) == 2
@@ -227,7 +227,7 @@ def test_a_result_that_comes_too_late_is_said_to(run, monkeypatch):
     def late(self, claim, record):
         if not once:
             once.append(claim.slot.name)
-            self._close(claim.trial, "abandoned", "taken for dead")
+            self.fail(claim, "abandoned", "taken for dead")
         return real(self, claim, record)
 
     monkeypatch.setattr(Ledger, "conclude", late)

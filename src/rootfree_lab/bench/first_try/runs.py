@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from rootfree_lab.bench.first_try import records
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.suite import Run, is_convex
 from rootfree_lab.files.appending import finite
-from rootfree_lab.processes.side_by_side import Event, each
+from rootfree_lab.processes.side_by_side import Channel, each
 from rootfree_lab.training import run as engine
 from rootfree_lab.training.checking import dataset_of
 from rootfree_lab.training.feeding import TestFeed
@@ -119,7 +119,9 @@ def perform(
     if len(todo) < len(runs):
         say(f"{len(runs) - len(todo)} of {len(runs)} runs are in {file} already")
     failed = 0
-    for number, (run, result) in enumerate(_results(todo, jobs), 1):
+    one_by_one = jobs == 1 or len(todo) < 2
+    results = ((run, _attempt(run)) for run in todo) if one_by_one else each(_attempt, todo, jobs)
+    for number, (run, result) in enumerate(results, 1):
         asked = run.record
         what = f"[{number}/{len(todo)}] {asked.task}, {asked.label}, seed {asked.seed}"
         if isinstance(result, str):
@@ -133,17 +135,7 @@ def perform(
     return [known[key] for key in keys if key in known], failed
 
 
-def _results(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Record | str]]:
-    if jobs == 1 or len(runs) < 2:
-        for run in runs:
-            yield run, _attempt(run)
-        return
-    for run, result in each(_attempt, runs, jobs):
-        # A worker that the system killed has no result.
-        yield run, result.content if isinstance(result, Event) else result
-
-
-def _attempt(run: Run) -> Record | str:
+def _attempt(run: Run, channel: Channel | None = None) -> Record | str:
     """One run that fails does not take the others with it: what went wrong, in its place."""
     try:
         return train(run)

@@ -150,7 +150,8 @@ def _below(label: str, mine: Tuned | None, other: Tuned | None, *, by: float) ->
     where = "not above" if by == 0 else f"at least {size} below" if by > 0 else f"within {size} of"
     seeds = sorted({r.seed for r in mine.best} & {r.seed for r in other.best})
     a, b = (mean(score(r) for r in each.best if r.seed in seeds) for each in (mine, other))
-    found = f"{_number(a, text=text)} against {_number(b, text=text)}, {_seeds(len(seeds))}"
+    count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    found = f"{_number(a, text=text)} against {_number(b, text=text)}, {count}"
     return Bar("", label, f"{where} tuned {other.optimizer}", a <= b - by, 1, found)
 
 
@@ -161,10 +162,6 @@ def _soon(label: str, mine: Tuned | None, other: Tuned | None, *, most: float) -
     met = all(each is not None and each <= most for each in needed)
     said = ", ".join("never" if each is None else f"{each:.0%}" for each in needed)
     return Bar("", label, demand, met, 1, said)
-
-
-def _seeds(count: int) -> str:
-    return "one seed" if count == 1 else f"{count} seeds"
 
 
 def _is_text(task: str) -> bool:

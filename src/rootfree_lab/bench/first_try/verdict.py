@@ -94,19 +94,14 @@ def _against_sgd(cells: Cells, label: str) -> Bar:
 
 
 def _late(constant: Cells, label: str) -> Bar:
-    ratios = _late_ratios(constant, label)
+    ratios = {
+        task: math.inf if constant[label, task].diverged else constant[label, task].late_ratio
+        for task in tasks_of(constant)
+        if (label, task) in constant
+    }
     over = {task: value for task, value in ratios.items() if value > LATE}
     text = f"above: {_listed(over)}" if over else f"largest {max(ratios.values()):.2f}"
     return Bar("e", label, f"no late spike above {LATE:g} x", not over, len(ratios), text)
-
-
-def _late_ratios(constant: Cells, label: str) -> dict[str, float]:
-    cells = {task: constant.get((label, task)) for task in tasks_of(constant)}
-    return {
-        task: math.inf if cell.diverged else cell.late_ratio
-        for task, cell in cells.items()
-        if cell is not None
-    }
 
 
 def _ratios(cells: Cells, label: str, to: str, tasks: Sequence[str]) -> dict[str, float]:

@@ -68,10 +68,9 @@ class TensorBoard(Watcher):
         self._writer: Any = None
 
     def begin(self, session: Session) -> None:
-        config = session.config
-        name = file_name(config)
+        folder = self._folder / file_name(session.config)
         # What an interrupted run logged after its checkpoint is dropped.
-        self._writer = self._make(str(self._folder / name), purge_step=session.done)
+        self._writer = self._make(str(folder), purge_step=session.done)
 
     def point(self, session: Session, point: Point) -> None:
         figures = {k: v for k, v in point.items() if k != "step"} | self._diagnosis.figures()

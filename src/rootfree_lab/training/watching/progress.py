@@ -7,8 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from rootfree_lab.training.session import Point, Session
@@ -111,27 +110,25 @@ class Lines(Watcher):
 
 
 class Bar(Watcher):
-    """A progress bar; `renderable` is drawn by whoever holds the terminal."""
+    """A progress bar; inside the context `progress` it holds the terminal itself."""
 
-    def __init__(self) -> None:
-        self._progress = Progress(
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[figures]}", markup=False),
             TimeRemainingColumn(),
+            console=console,
+            refresh_per_second=4,
         )
         self._looked = 0.0
-
-    @property
-    def renderable(self) -> RenderableType:
-        return self._progress.get_renderable()
 
     def begin(self, session: Session) -> None:
         config = session.config
         self._speed = Speed(session)
         self._test = ""
-        self._task = self._progress.add_task(
+        self._task = self.progress.add_task(
             f"{config.label} seed {config.train.seed}",
             total=session.total,
             completed=session.done,
@@ -146,32 +143,15 @@ class Bar(Watcher):
         figures = [f"loss {session.running.mean_loss():.4f}"] if session.running.steps else []
         figures += [] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]
         figures += [f"{speed:,.0f} {unit(session.kind)}/s", self._test]
-        self._progress.update(
+        self.progress.update(
             self._task, completed=session.done, figures=" · ".join(filter(None, figures))
         )
         self._looked = time.perf_counter()
 
     def point(self, session: Session, point: Point) -> None:
         self._test = f"test {_test_figure(point)}"
-        self._progress.update(self._task, completed=session.done)
+        self.progress.update(self._task, completed=session.done)
 
     def end(self) -> None:
-        for task in self._progress.task_ids:
-            self._progress.remove_task(task)
-
-
-class LiveBar(Bar):
-    """A bar that holds the terminal itself."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._live = Live(
-            console=console, get_renderable=lambda: self.renderable, refresh_per_second=4
-        )
-
-    def __enter__(self) -> LiveBar:
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
+        for task in self.progress.task_ids:
+            self.progress.remove_task(task)
