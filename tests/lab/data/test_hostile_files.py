@@ -291,3 +291,6 @@ def test_a_graph_that_is_a_bomb(tmp_path):
     np.savez_compressed(tmp_path / "cora.npz", feat_data=np.zeros(20_000_000, np.float32))
     with pytest.raises(DataError, match=r"cora.npz .*unpacks to more than"):
         read_planetoid(tmp_path, "cora")
+    written.planetoid(tmp_path / "cora.npz", feat_shape=np.array([5, 10**7]))
+    with pytest.raises(DataError, match=r"features are 5 x 10000000 with only 5 not zero"):
+        read_planetoid(tmp_path, "cora")
