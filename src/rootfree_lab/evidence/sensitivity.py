@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 from rootfree_lab.report.configuration import optimizer_settings
 from rootfree_lab.report.curves import METRIC_NAMES, logarithmic, power_of_ten
 from rootfree_lab.report.figures import TEXT, save, style
-from rootfree_lab.report.palette import handles, styles
+from rootfree_lab.report.palette import Style, handles, styles
 from rootfree_lab.report.records import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SETTINGS = ("lr", "precond_lr", "damping")
+# Who looks the same in every plot of the page; others take what these leave.
+USUAL = ("SGD", "AdamW", "RFRMSprop", "IFShampoo", "IFWhitening", "Shampoo", "Muon")
 
 Point = tuple[str, float, float, bool]  # optimizer, setting, result, whether the trial finished
 
@@ -72,14 +74,14 @@ def _figure(panels: Mapping[str, Sequence[Point]], measure: str) -> Figure:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     labels = list(dict.fromkeys(label for found in panels.values() for label, *_ in found))
-    looks = styles(labels)
+    drawn = looks(labels)
     figure = Figure(figsize=(TEXT, 0.36 * TEXT), layout="constrained")
     places = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (setting, found) in zip(places, panels.items(), strict=True):
         for label, finished in product(labels, (True, False)):
             there = [(x, y) for name, x, y, done in found if (name, done) == (label, finished)]
             # A trial that was given up is drawn where it stood, as a cross.
-            look = looks[label]
+            look = drawn[label]
             marker = look.marker if finished else "x"
             if there:
                 axes.plot(
@@ -98,9 +100,17 @@ def _figure(panels: Mapping[str, Sequence[Point]], measure: str) -> Figure:
     if min(results) > 0 and max(results) / min(results) >= 10:
         logarithmic(places[0], min(results), max(results))
     places[0].set_ylabel(METRIC_NAMES[measure])
-    entries = handles(looks, linestyle="none")
+    entries = handles(drawn, linestyle="none")
     figure.legend(handles=entries, loc="outside upper center", ncols=len(labels), columnspacing=1.2)
     return figure
+
+
+def looks(labels: Sequence[str]) -> dict[str, Style]:
+    """How each is drawn: the usual ones always alike, others as one of these that is not there."""
+    others = iter([label for label in labels if label not in USUAL])
+    taken = [name if name in labels else next(others, name) for name in USUAL]
+    drawn = styles([*taken, *others])
+    return {label: drawn[label] for label in labels}
 
 
 def _positive(text: str) -> float:

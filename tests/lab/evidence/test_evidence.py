@@ -12,7 +12,7 @@ from lab.report.fake_records import record, write
 from rootfree_lab.cli.app import app
 from rootfree_lab.evidence import claims
 from rootfree_lab.evidence.outcomes import Case, outcome, topics
-from rootfree_lab.evidence.sensitivity import points
+from rootfree_lab.evidence.sensitivity import looks, points
 from rootfree_lab.evidence.write import Judged, render, write_evidence
 from rootfree_lab.report.records import ReportError, read
 
@@ -265,3 +265,13 @@ def test_command(tmp_path):
     result = run(app, ["evidence", str(tmp_path / "no"), "--out", str(page)])
     assert result.exit_code == 2
     assert "there is no folder" in result.output
+
+
+def test_an_optimizer_looks_the_same_in_every_plot():
+    one = looks(["AdamW", "SOAP", "IFWhitening", "RMSprop"])
+    other = looks(["IFWhitening", "Muon", "AdamW"])
+    assert (one["AdamW"], one["IFWhitening"]) == (other["AdamW"], other["IFWhitening"])
+    assert len(set(one.values())) == 4
+    assert list(other) == ["IFWhitening", "Muon", "AdamW"]
+    many = [f"entry {i}" for i in range(12)]
+    assert len(set(looks(many).values())) == 12
