@@ -73,7 +73,7 @@ def convolutions(draw: Any) -> tuple[nn.Module, Tensor]:
 @given(convolutions())
 def test_convolution_is_the_linear_layer_of_its_patches(case: tuple[Any, Tensor]) -> None:
     conv, x = case
-    layer = find_layers(conv)[id(conv.weight)]
+    layer = find_layers(conv)[conv.weight]
     a = unfolded(conv, x)  # (n, t, g, i)
     torch.testing.assert_close(torch.cat(list(layer.inputs(x))), a)
     torch.testing.assert_close(layer.mean_inputs(x), a.mean(1, keepdim=True))
@@ -104,7 +104,7 @@ def test_convolution_is_the_linear_layer_of_its_patches(case: tuple[Any, Tensor]
 def test_three_axes_and_no_example_axis() -> None:
     conv = seeded(lambda: nn.Conv3d(2, 3, 2, padding=1))
     x = normal(2, 3, 4, 3)  # one example, without its axis
-    layer = find_layers(conv)[id(conv.weight)]
+    layer = find_layers(conv)[conv.weight]
     torch.testing.assert_close(torch.cat(list(layer.inputs(x))), unfolded(conv, x[None]))
     assert layer.outputs(conv(x)).shape[:1] == (1,)
 
@@ -112,7 +112,7 @@ def test_three_axes_and_no_example_axis() -> None:
 def test_patches_come_in_pieces_no_larger_than_the_input() -> None:
     conv = seeded(lambda: nn.Conv2d(2, 3, 3, padding=1))
     x = normal(32, 2, 8, 8)
-    pieces = list(find_layers(conv)[id(conv.weight)].inputs(x))
+    pieces = list(find_layers(conv)[conv.weight].inputs(x))
     assert len(pieces) > 1
     assert max(piece.numel() for piece in pieces) <= x.numel()
 
@@ -140,7 +140,7 @@ def test_only_layers_that_are_what_they_seem_are_known() -> None:
     text = KFACRecorder(model).summary()
     assert "linear.weight" in text
     assert text.count("gradient outer product") == sum(1 for _ in model.parameters()) - 4
-    assert isinstance(find_layers(model)[id(model["conv"].weight)], ConvLayer)
+    assert isinstance(find_layers(model)[model["conv"].weight], ConvLayer)
 
 
 def test_tied_weights() -> None:

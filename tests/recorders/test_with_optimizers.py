@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,60 @@ def test_a_model_that_changed_is_refused(name: str) -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@pytest.mark.parametrize("name", RECORDERS)
+def test_a_copy_of_everything_goes_on_as_the_original(name: str, how: str) -> None:
+    model = network()
+    recorder = RECORDERS[name](model)
+    optimizer = rootfree.IFShampoo(model.parameters(), batch_size=N, curvature=recorder)
+    runs = [(model, recorder, optimizer)]
+    for t in range(4):
+        if t == 1:
+            copied = copy.deepcopy(runs[0]) if how == "deepcopy" else None
+            runs.append(copied or pickle.loads(pickle.dumps(runs[0])))
+        for net, curvature, each in runs:
+            each.zero_grad()
+            record(curvature, net, [batch(seed=t)])
+            each.step()
+    original, copied = ([*net.parameters()] for net, *_ in runs)
+    assert all(map(torch.equal, original, copied))
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_a_layer_without_inputs_has_a_bias_alone(name: str) -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(0, 4), nn.Tanh(), nn.Linear(4, CLASSES)))
+    recorder = RECORDERS[name](model)
+    optimizer = rootfree.IFShampoo(model.parameters(), batch_size=N, curvature=recorder)
+    before = model[0].bias.detach().clone()
+    record(recorder, model, [(normal(N, 0), labels(N, CLASSES))])
+    optimizer.step()
+    assert not torch.equal(model[0].bias, before)
+
+
+@pytest.mark.parametrize("what", ["bias", "weight", "both"])
+@pytest.mark.parametrize("trained_first", [True, False])
+def test_what_is_frozen_or_trained_later_changes_no_pairs(what: str, trained_first: bool) -> None:
+    """The optimizer knows from its start which weights and biases are one matrix."""
+    model = network()
+    changing = [p for name, p in model[4].named_parameters() if what in (name, "both")]
+    for p in changing:
+        p.requires_grad_(trained_first)
+    recorder = KFACRecorder(model)
+    optimizer = rootfree.IFShampoo(
+        model.parameters(), batch_size=N, update_every=1, curvature=recorder
+    )
+    for trained in (trained_first, not trained_first):
+        optimizer.zero_grad()
+        before = [p.detach().clone() for p in changing]
+        for p in changing:
+            p.requires_grad_(trained)
+        record(recorder, model, [batch()])
+        optimizer.step()
+        moved = [not torch.equal(p, old) for p, old in zip(changing, before, strict=True)]
+        assert all(moved) if trained else not any(moved)
+
+
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_recording_that_is_not_finite_concerns_its_own_layer(joint: bool) -> None:
     """Layers of one form are looked at together, but only those that the optimizer has."""
@@ -168,7 +223,7 @@ def test_a_recording_that_is_not_finite_concerns_its_own_layer(joint: bool) -> N
         optimizer = rootfree.IFShampoo(params, **words)
         before = values(model, optimizer) if refused else []
         record(recorder, model, [(normal(N, CLASSES), labels(N, CLASSES))])
-        recorder._records[id(model[1].weight)].G.view(-1)[0] = float("inf")
+        recorder._records[model[1].weight].G.view(-1)[0] = float("inf")
         if refused:
             with pytest.raises(FloatingPointError, match=r"curvature of parameter 1\.weight"):
                 optimizer.step()

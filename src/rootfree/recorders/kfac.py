@@ -78,10 +78,11 @@ class KFACRecorder(Recorder):
         (8, 5)
     """
 
-    _records: dict[int, LayerSums]  # by the identity of the weight
+    _records: dict[Tensor, LayerSums]  # by the weight
     _calls: list[Call]  # of the forward passes whose loss has not been seen yet
-    _made: dict[int, dict[int, OfLayer]]  # by batch size and weight
-    _through: dict[int, dict[int, Tensor]]  # by weight and backward pass: what came by its layer
+    _made: dict[int, dict[Tensor, OfLayer]]  # by batch size and weight
+    _pairs: dict[Tensor, Tensor]  # as the optimizer was told, whatever is frozen later
+    _through: dict[Tensor, dict[int, Tensor]]  # by weight and backward pass: what came by its layer
 
     def __init__(
         self,
@@ -108,21 +109,22 @@ class KFACRecorder(Recorder):
         super().__init__(model, loss=loss, scaler=scaler, seed=seed, process_group=process_group)
         self.samples = positive_integer("samples", samples)
         self._layers = find_layers(model)
-        self._strangers: set[int] = set()  # weights of layers that turned out to be unsuitable
+        self._strangers: set[Tensor] = set()  # weights of layers that turned out to be unsuitable
         self._clear: set[str] = set()  # layers whose examples are known to come first
-        self._owners = {id(layer.bias): layer for layer in self._layers.values()} | self._layers
+        biases = {each.bias: each for each in self._layers.values() if each.bias is not None}
+        self._owners = biases | self._layers
         self.fisher = fisher
         self.sharing = sharing
         self.max_dense = positive_integer("max_dense", max_dense)
         self._joint = joint
+        self.joint()
         self._hint = "" if fisher == "empirical" else ", with recorder.backward(loss, outputs)"
 
     def _install(self) -> list[Any]:
-        weights = [layer.weight for layer in self._layers.values()]
         return [
             self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
             self.model.register_forward_hook(self._after_model),
-            *self._whole_gradients(weights),
+            *self._whole_gradients(list(self._layers)),
             *self._hooks_of_layers(),
         ]
 
@@ -169,8 +171,8 @@ class KFACRecorder(Recorder):
             self._unclear.append((layer, get_gradient_edge(output)))
 
     def _refuse(self, layer: Layer, reason: str) -> None:
-        if id(layer.weight) not in self._strangers:
-            self._strangers.add(id(layer.weight))
+        if layer.weight not in self._strangers:
+            self._strangers.add(layer.weight)
             self._warn(layer.weight, reason)
 
     @_disable_dynamo
@@ -190,16 +192,15 @@ class KFACRecorder(Recorder):
         if self._open and context is self._context and not self._passing:
             with torch.no_grad(), as_written(grad.device.type):
                 total = total_of_layer(layer, x, grad.detach()) / self._scale_of(grad)
-            through = self._through.setdefault(id(layer.weight), {})
+            through = self._through.setdefault(layer.weight, {})
             number = this_backward()
             through[number] = through[number] + total if number in through else total
 
     def _verify(self) -> None:
-        for key, through in self._through.items():
-            layer = self._layers[key]
+        for weight, through in self._through.items():
             found = {number: partial(Tensor.clone, total) for number, total in through.items()}
-            if found and self._whole.contradicts(layer.weight, found):
-                self._refuse(layer, NOT_WHOLE)
+            if found and self._whole.contradicts(weight, found):
+                self._refuse(self._layers[weight], NOT_WHOLE)
         self._through = {}
 
     @_disable_dynamo
@@ -212,9 +213,9 @@ class KFACRecorder(Recorder):
             G = gradient_sum(call, grad.detach(), self.sharing, self.max_dense)
             if not isinstance(factor, float):
                 G /= factor**2
-            sums = self._records.get(id(call.layer.weight))
+            sums = self._records.get(call.layer.weight)
             if sums is None:
-                self._records[id(call.layer.weight)] = LayerSums(call.inputs, G)
+                self._records[call.layer.weight] = LayerSums(call.inputs, G)
             else:
                 sums.G += G
                 if not call.added:
@@ -237,33 +238,32 @@ class KFACRecorder(Recorder):
                     self._add(call, grad)
 
     def joint(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Weights and biases of the recorded layers, where both are trained."""
-        return [
-            (layer.weight, layer.bias)
-            for layer in self._layers.values()
-            if self._joined(layer) and layer.weight.requires_grad and layer.bias is not None
-        ]
-
-    def _joined(self, layer: Layer) -> bool:
-        return self._joint and layer.bias is not None and layer.bias.requires_grad
+        """Weights and biases of the recorded layers, where both are trained when it is asked."""
+        self._pairs = {
+            weight: layer.bias
+            for weight, layer in self._layers.items()
+            if self._joint and layer.bias is not None
+            if weight.requires_grad and layer.bias.requires_grad
+        }
+        return list(self._pairs.items())
 
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
-        layer = self._owners.get(id(p))
-        key = None if layer is None else id(layer.weight)
-        if layer is None or key not in self._records or key in self._strangers:
+        layer = self._owners.get(p)
+        weight = None if layer is None else layer.weight
+        if weight is None or weight not in self._records or weight in self._strangers:
             return None
         self._check_terms(batch_size)
         if batch_size not in self._made:
             # In the order of the layers, in which they will be stacked.
             recorded = {
-                k: (self._records[k], layer, self._joined(layer))
-                for k, layer in self._layers.items()
-                if k in self._records
+                weight: (self._records[weight], layer, weight in self._pairs)
+                for weight, layer in self._layers.items()
+                if weight in self._records
             }
             self._made[batch_size] = of_layers(recorded, factor=self._factor(batch_size))
-        weights, biases, row = self._made[batch_size][key]
-        return (biases if p is layer.bias else weights).row(row)
+        weights, biases, row = self._made[batch_size][weight]
+        return (weights if p is weight else biases).row(row)
 
     def _factor(self, batch_size: int) -> float:
         """By what Σ g gᵀ is multiplied."""
@@ -281,29 +281,28 @@ class KFACRecorder(Recorder):
 
     def _reduce(self) -> None:
         self._made = {}
-        layers = list(self._layers.values())
         device = next(iter(self._records.values())).G.device
-        strange = self._ranks.any([id(layer.weight) in self._strangers for layer in layers])
-        self._strangers |= {id(each.weight) for each, s in zip(layers, strange, strict=True) if s}
+        strange = self._ranks.any([weight in self._strangers for weight in self._layers])
+        self._strangers |= {w for w, flag in zip(self._layers, strange, strict=True) if flag}
         # A rank may not have come by a layer that others have: it takes part with zeros.
-        seen = self._ranks.any([id(layer.weight) in self._records for layer in layers])
-        for layer, anywhere in zip(layers, seen, strict=True):
+        seen = self._ranks.any([weight in self._records for weight in self._layers])
+        for (weight, layer), anywhere in zip(self._layers.items(), seen, strict=True):
             if anywhere:
                 empty = LayerSums.zeros(layer, device, self.max_dense)
-                sums = self._records.setdefault(id(layer.weight), empty)
+                sums = self._records.setdefault(weight, empty)
                 inputs = sums.inputs
                 inputs.rows = torch.as_tensor(inputs.rows, dtype=inputs.A.dtype, device=device)
                 self._ranks.sum_([inputs.A, inputs.a, inputs.rows, sums.G])
 
-    def _describe(self, p: nn.Parameter) -> str:
-        layer = self._owners.get(id(p))
+    def _describe(self, p: Tensor) -> str:
+        layer = self._owners.get(p)
         if layer is None:
             return "gradient outer product (not a layer that KFAC knows)"
-        if id(layer.weight) in self._strangers:
+        if layer.weight in self._strangers:
             return "gradient outer product (recordings would not be right)"
+        joined = layer.weight in self._pairs
         if p is layer.bias:
-            joined = self._joined(layer) and layer.weight.requires_grad
             return "with its weight" if joined else f"KFAC {layer.groups * layer.o}"
-        i = layer.i + self._joined(layer)
+        i = layer.i + joined
         sizes = (i, layer.o) if layer.indexed else (layer.groups * layer.o, i)
         return "KFAC " + " x ".join(map(str, sizes))

@@ -132,26 +132,26 @@ def _index_sums(layer: EmbeddingLayer, x: Tensor, sharing: Sharing) -> InputSums
 
 
 def of_layers(
-    recorded: Mapping[int, tuple[LayerSums, Layer, bool]], *, factor: float
-) -> dict[int, OfLayer]:
-    """G ⊗ A and G of every layer, by its key: G = factor·Σ g gᵀ, A = E[a aᵀ].
+    recorded: Mapping[Tensor, tuple[LayerSums, Layer, bool]], *, factor: float
+) -> dict[Tensor, OfLayer]:
+    """G ⊗ A and G of every layer, by its weight: G = factor·Σ g gᵀ, A = E[a aᵀ].
 
     `recorded`: the sums of a layer, and whether its inputs have a one appended, that of the bias.
     """
-    alike: dict[Any, list[int]] = {}
-    for key, (sums, layer, bias) in recorded.items():
+    alike: dict[Any, list[Tensor]] = {}
+    for weight, (sums, layer, bias) in recorded.items():
         rows = None if isinstance(sums.inputs.rows, Tensor) else sums.inputs.rows
         A, G = sums.inputs.A, sums.G
         form = (A.shape, A.dtype, A.device, G.shape, G.dtype, G.device, rows, layer.indexed, bias)
-        alike.setdefault(form, []).append(key)
-    made: dict[int, OfLayer] = {}
-    for (*_, indexed, bias), keys in alike.items():
-        many = [recorded[key][0] for key in keys]
+        alike.setdefault(form, []).append(weight)
+    made: dict[Tensor, OfLayer] = {}
+    for (*_, indexed, bias), members in alike.items():
+        many = [recorded[weight][0] for weight in members]
         left = FactorStack(_as_matrices(torch.stack([sums.G for sums in many])).mul_(factor))
         right = FactorStack(_mean_inputs([sums.inputs for sums in many], bias=bias))
         both = (right, left) if indexed else (left, right)
         weights, biases = KroneckerStack(both), KroneckerStack((left,))
-        made |= {key: (weights, biases, row) for row, key in enumerate(keys)}
+        made |= {weight: (weights, biases, row) for row, weight in enumerate(members)}
     return made
 
 

@@ -158,30 +158,30 @@ class ConvLayer(MatrixLayer):
         return x
 
 
-def find_layers(model: nn.Module) -> dict[int, Layer]:
-    """The layers of `model` that these classes describe, by the identity of their weight.
+def find_layers(model: nn.Module) -> dict[Tensor, Layer]:
+    """The layers of `model` that these classes describe, by their weight.
 
     A weight that two modules use in different ways (an embedding tied to the output layer) has no
-    single matrix and is left out.
+    single matrix and is left out, as is one without elements.
     """
-    layers: dict[int, Layer] = {}
-    refused: set[int] = set()
+    layers: dict[Tensor, Layer] = {}
+    refused: set[Tensor] = set()
     for name, module in model.named_modules():
         kind = _kind(module)
         weight = getattr(module, "weight", None)
-        if kind is None or not isinstance(weight, nn.Parameter):
+        if kind is None or not isinstance(weight, nn.Parameter) or weight.numel() == 0:
             continue
         bias: nn.Parameter | None = getattr(module, "bias", None)
-        layer = layers.setdefault(id(weight), kind(name, weight, bias))
+        layer = layers.setdefault(weight, kind(name, weight, bias))
         alike = all(
             getattr(module, option, None) == getattr(other, option, None)
             for other in layer.modules
             for option in _OPTIONS
         )
         if type(layer) is not kind or layer.bias is not bias or not alike:
-            refused.add(id(weight))
+            refused.add(weight)
         layer.modules.append(module)
-    return {key: layer for key, layer in layers.items() if key not in refused}
+    return {weight: layer for weight, layer in layers.items() if weight not in refused}
 
 
 def _kind(module: nn.Module) -> type[Layer] | None:

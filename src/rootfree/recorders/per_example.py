@@ -104,10 +104,10 @@ class PerExampleFisherRecorder(Recorder):
         super().__init__(model, loss=loss, scaler=scaler, process_group=process_group)
         layers = find_layers(model).values()
         self._layers = {module: layer for layer in layers for module in layer.modules}
-        self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
+        self._owners: dict[Tensor, list[tuple[nn.Module, str]]] = {}
         for module in model.modules():
             for name, p in module.named_parameters(recurse=False):
-                self._owners.setdefault(id(p), []).append((module, name))
+                self._owners.setdefault(p, []).append((module, name))
         self._modules = list(dict.fromkeys(m for each in self._owners.values() for m, _ in each))
         self._strangers: set[nn.Module] = set()  # modules that turned out to be unsuitable
         self._tried: set[nn.Module] = set()
@@ -118,9 +118,7 @@ class PerExampleFisherRecorder(Recorder):
         hook = partial(self._after_forward, self._context)
         known = [module for module in self._modules if self._knows(module)]
         params = [
-            p
-            for p in self._parameters.values()
-            if any(self._knows(module) for module, _ in self._owners[id(p)])
+            p for p in self._names if any(self._knows(module) for module, _ in self._owners[p])
         ]
         return [
             self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
@@ -205,7 +203,7 @@ class PerExampleFisherRecorder(Recorder):
 
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """Vᵢ = √B times the gradient by `p` that comes through example i: H = Σ Vᵢ Vᵢᵀ."""
-        owners = self._owners.get(id(p), [])
+        owners = self._owners.get(p, [])
         seen = self._records if self._seen is None else self._seen
         if not owners or not all(m in seen and m not in self._strangers for m, _ in owners):
             return None
@@ -253,8 +251,8 @@ class PerExampleFisherRecorder(Recorder):
             return example_gradients.of_module(module, name, call.x, call.grad, call.params)
 
     def _verify(self) -> None:
-        for p in self._parameters.values():
-            owners = self._owners.get(id(p), [])
+        for p in self._names:
+            owners = self._owners.get(p, [])
             recorded = all(m in self._records and m not in self._strangers for m, _ in owners)
             if not (recorded and owners and self._whole.waits_for(p)):
                 continue
@@ -286,8 +284,8 @@ class PerExampleFisherRecorder(Recorder):
         self._seen = None
         self._examples = None
 
-    def _describe(self, p: nn.Parameter) -> str:
-        owners = [module for module, _ in self._owners[id(p)]]
+    def _describe(self, p: Tensor) -> str:
+        owners = [module for module, _ in self._owners[p]]
         if all(self._knows(m) and m not in self._strangers for m in owners):
             return "per-example gradients"
         return f"gradient outer product (no per-example gradients of {type(owners[0]).__name__})"

@@ -40,7 +40,7 @@ class Recorder(ABC):
     _divisor = 1.0  # by what the sum of their gradients is divided
     _n: int | None  # examples in the model's input; None: not known
     _misfit: str | None  # why a pass that was seen could not be recorded
-    _late: list[nn.Parameter]  # sharded ones, whose gradients are looked at when they are whole
+    _late: list[Tensor]  # sharded ones, whose gradients are looked at when they are whole
     _passing = False  # whether passes of the recorder's own are under way
     _unclear: list[tuple[Any, Any]]  # who may have its examples elsewhere, with its output's edge
 
@@ -69,11 +69,10 @@ class Recorder(ABC):
                 f"{type(self).__name__} would record the curvature of a part"
             )
         self._ranks = GradientRanks(model, process_group)
-        self._names = {id(p): name for name, p in model.named_parameters()}
-        self._parameters = dict(model.named_parameters())
-        self._paths = [(name.split("."), p) for name, p in self._parameters.items()]
+        self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        self._paths = [(name.split("."), p) for p, name in self._names.items()]
         self._spots = _spots(model, [path for path, _ in self._paths])
-        self._sharded = any(map(is_sharded, self._parameters.values()))
+        self._sharded = any(map(is_sharded, self._names))
         self._open = False
         self._skipping = False
         self._handles: list[Any] = []
@@ -98,7 +97,7 @@ class Recorder(ABC):
 
     def _warn(self, p: Tensor, reason: str) -> None:
         warnings.warn(
-            f"{type(self).__name__}: parameter {self._names[id(p)]} keeps the gradient outer "
+            f"{type(self).__name__}: parameter {self._names[p]} keeps the gradient outer "
             f"product, because {reason}",
             stacklevel=2,
         )
@@ -109,7 +108,7 @@ class Recorder(ABC):
 
     def _reduce(self) -> None:
         """Bring together what several ranks recorded; called once between recording and use."""
-        self._ranks.sum_([self._sum_of(p) for p in self._parameters.values() if p.requires_grad])
+        self._ranks.sum_([self._sum_of(p) for p in self._names if p.requires_grad])
 
     def _check_terms(self, batch_size: int) -> None:
         """Raise RuntimeError where the loss seen by `backward` contradicts `batch_size`."""
@@ -117,7 +116,7 @@ class Recorder(ABC):
             self._scale.check(batch_size)
 
     @abstractmethod
-    def _describe(self, p: nn.Parameter) -> str:
+    def _describe(self, p: Tensor) -> str:
         """What curvature `p` gets, for `summary()`."""
 
     @abstractmethod
@@ -243,10 +242,10 @@ class Recorder(ABC):
 
     def _sum_of(self, p: Tensor) -> Tensor:
         """What is summed up for `p`, zeros at first."""
-        if id(p) not in self._records:
+        if p not in self._records:
             shape, dtype = (*self._rows, *p.shape), wide_dtype(p.dtype)
-            self._records[id(p)] = torch.zeros(shape, dtype=dtype, device=p.device)
-        total: Tensor = self._records[id(p)]
+            self._records[p] = torch.zeros(shape, dtype=dtype, device=p.device)
+        total: Tensor = self._records[p]
         return total
 
     def joint(self) -> Sequence[tuple[Tensor, Tensor]]:
@@ -287,7 +286,7 @@ class Recorder(ABC):
                 f"recorded and is {tuple(p.shape)} on {p.device} now: run forward and backward "
                 "again"
             )
-        if not any(id(p) in self._names for p in params):
+        if not any(p in self._names for p in params):
             return f"none of the optimizer's parameters belongs to the {name}'s model"
         return None
 
@@ -321,7 +320,7 @@ class Recorder(ABC):
                 )
         return None
 
-    def _whole_gradients(self, params: Sequence[nn.Parameter]) -> list[Any]:
+    def _whole_gradients(self, params: Sequence[Tensor]) -> list[Any]:
         """Hooks that keep the gradients of these; of sharded ones once they are whole."""
         self._whole.begin()
         self._late = [p for p in params if is_sharded(p)]
@@ -341,7 +340,7 @@ class Recorder(ABC):
     def summary(self) -> str:
         """A table: parameter, shape, curvature."""
         rows = [("parameter", "shape", "curvature")]
-        for name, p in self._parameters.items():
+        for p, name in self._names.items():
             shape = "x".join(map(str, p.shape)) or "scalar"
             rows.append((name, shape, self._describe(p) if p.requires_grad else "frozen"))
         widths = [max(len(row[column]) for row in rows) for column in range(2)]

@@ -65,7 +65,7 @@ class HutchinsonDiagonal(Recorder):
             )
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
-        params = [p for p in self._parameters.values() if p.requires_grad]
+        params = [p for p in self._names if p.requires_grad]
         gradients = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
         # A parameter that the gradient does not depend on has no curvature of its own.
         pairs = [(p, g) for p, g in zip(params, gradients, strict=True) if g is not None]
@@ -90,11 +90,11 @@ class HutchinsonDiagonal(Recorder):
 
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """h of the differentiated loss; how many terms it averages is in it already."""
-        h = self._records.get(id(p))
+        h = self._records.get(p)
         # Gradients averaged over ranks are those of the average of the ranks' losses.
         return None if h is None else DiagonalCurvature(h / self._divisor)
 
-    def _describe(self, p: nn.Parameter) -> str:
+    def _describe(self, p: Tensor) -> str:
         return "diagonal Hessian"
 
 
@@ -149,7 +149,7 @@ class MonteCarloFisherRecorder(Recorder):
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         if outputs is None:
             raise ValueError("the model's outputs are needed: recorder.backward(loss, outputs)")
-        params = [p for p in self._parameters.values() if p.requires_grad]
+        params = [p for p in self._names if p.requires_grad]
         for s, gradients in enumerate(self._drawn(outputs, self._leaves(params))):
             for p, g in zip(params, gradients, strict=True):
                 if g is not None:
@@ -157,11 +157,11 @@ class MonteCarloFisherRecorder(Recorder):
 
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """Vₛ = gₛ/√(S B)."""
-        V = self._records.get(id(p))
+        V = self._records.get(p)
         if V is None:
             return None
         self._check_terms(batch_size)
         return SumOfOuterProducts(V / (self.samples * batch_size) ** 0.5)
 
-    def _describe(self, p: nn.Parameter) -> str:
+    def _describe(self, p: Tensor) -> str:
         return f"{self.samples} sampled gradients"

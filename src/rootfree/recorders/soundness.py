@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rootfree.structures.base import wide_dtype
 
@@ -37,31 +37,31 @@ class WholeGradients:
     """The gradients of some parameters over a context, to be compared with what was recorded."""
 
     def __init__(self) -> None:
-        self._known: set[int] = set()  # ids of parameters that were looked at
-        self._totals: dict[int, dict[int, Tensor]] = {}  # by parameter and backward pass
+        self._known: set[Tensor] = set()  # parameters that were looked at
+        self._totals: dict[Tensor, dict[int, Tensor]] = {}  # by parameter and backward pass
 
     def begin(self) -> None:
         """A new context: forget the gradients of an earlier one."""
         self._totals = {}
 
     def install(
-        self, params: Mapping[nn.Parameter, Tensor], scale_of: Callable[[Tensor], Any]
+        self, params: Mapping[Tensor, Tensor], scale_of: Callable[[Tensor], Any]
     ) -> list[Any]:
         """Hooks that keep the gradients of parameters that were not looked at yet.
 
         `params`: with what autograd knows each as.
         """
 
-        def keep(p: nn.Parameter, grad: Tensor) -> None:
+        def keep(p: Tensor, grad: Tensor) -> None:
             wide = grad.detach().to(wide_dtype(grad.dtype)) / scale_of(grad)
-            self._totals.setdefault(id(p), {})[this_backward()] = wide
+            self._totals.setdefault(p, {})[this_backward()] = wide
 
-        waiting = [p for p in params if p.requires_grad and id(p) not in self._known]
+        waiting = [p for p in params if p.requires_grad and p not in self._known]
         return [params[p].register_hook(partial(keep, p)) for p in waiting]
 
     def waits_for(self, p: Tensor) -> bool:
         """Whether a parameter was not looked at yet."""
-        return id(p) not in self._known
+        return p not in self._known
 
     def contradicts(
         self,
@@ -74,12 +74,12 @@ class WholeGradients:
         `recorded`: the gradient of each backward pass as far as it was recorded. `size`: the norm
         of what it is a sum of.
         """
-        totals = self._totals.pop(id(p), {})
+        totals = self._totals.pop(p, {})
         passes = [number for number in recorded if number in totals]
         total = sum((totals[number] for number in passes), torch.zeros(()))
         if not 0 < float(total.norm()) < math.inf:
             return False  # nothing to compare with: another time
-        self._known.add(id(p))
+        self._known.add(p)
         found = torch.stack([recorded[number]() for number in passes]).sum(0).reshape(total.shape)
         most = _TOLERANCE * total.norm() + _CANCELLED * size
         return not bool((found - total).norm() <= most)
