@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from rootfree.curvature import ParameterCurvature
 from rootfree.recorders.example_gradients import total_of_layer
 from rootfree.recorders.grams import as_written, row_dtype
+from rootfree.recorders.hooked import HookedRecorder
 from rootfree.recorders.kfac_factors import (
     Call,
     LayerSums,
@@ -24,14 +25,13 @@ from rootfree.recorders.kfac_factors import (
     of_layers,
 )
 from rootfree.recorders.layers import ConvLayer, Layer, find_layers
-from rootfree.recorders.recorder import Recorder
 from rootfree.recorders.soundness import NOT_WHOLE, UNCLEAR, this_backward
 from rootfree.shell.checks import positive_integer
 
 Fisher = Literal["empirical", "type-2", "monte-carlo"]
 
 
-class KFACRecorder(Recorder):
+class KFACRecorder(HookedRecorder):
     r"""KFAC: the curvature of each linear layer as a Kronecker product.
 
     .. code-block:: text
@@ -120,15 +120,10 @@ class KFACRecorder(Recorder):
         self.joint()
         self._hint = "" if fisher == "empirical" else ", with recorder.backward(loss, outputs)"
 
-    def _install(self) -> list[Any]:
-        return [
-            self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
-            self.model.register_forward_hook(self._after_model),
-            *self._whole_gradients(list(self._layers)),
-            *self._hooks_of_layers(),
-        ]
+    def _hooked(self) -> Iterable[Tensor]:
+        return self._layers
 
-    def _hooks_of_layers(self) -> list[Any]:
+    def _hooks(self) -> list[Any]:
         return [
             module.register_forward_hook(
                 partial(self._after_forward, layer, self._context), prepend=True, with_kwargs=True
@@ -175,16 +170,12 @@ class KFACRecorder(Recorder):
             self._strangers.add(layer.weight)
             self._warn(layer.weight, reason)
 
-    @_disable_dynamo
-    def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
-        """Ask once where layers with two axes as long as the batch have their examples."""
-        self._late_gradients()
-        for layer, first in self._settled(output):
-            if first:
-                self._clear.add(layer.name)
-            else:
-                reason = "its examples are not on the first axis"
-                self._refuse(layer, UNCLEAR if self._sharded else reason)
+    def _settle(self, who: Layer, *, first: bool) -> None:
+        if first:
+            self._clear.add(who.name)
+        else:
+            reason = "its examples are not on the first axis"
+            self._refuse(who, UNCLEAR if self._sharded else reason)
 
     @_disable_dynamo
     def _on_whole(self, layer: Layer, x: Tensor, context: object, grad: Tensor) -> None:
@@ -276,8 +267,7 @@ class KFACRecorder(Recorder):
 
     def _drop(self) -> None:
         super()._drop()
-        self._calls, self._unclear = [], []
-        self._made, self._through = {}, {}
+        self._calls, self._made, self._through = [], {}, {}
 
     def _reduce(self) -> None:
         self._made = {}

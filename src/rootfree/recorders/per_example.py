@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
 from rootfree.recorders import example_gradients
+from rootfree.recorders.hooked import HookedRecorder
 from rootfree.recorders.layers import find_layers
-from rootfree.recorders.recorder import Recorder
 from rootfree.recorders.soundness import NOT_WHOLE, this_backward
 from rootfree.structures.base import wide_dtype
 
@@ -50,7 +50,7 @@ class PerExampleGradients(SumOfOuterProducts):
         return alive
 
 
-class PerExampleFisherRecorder(Recorder):
+class PerExampleFisherRecorder(HookedRecorder):
     r"""The standard empirical Fisher, with the gradient of every example.
 
     .. code-block:: text
@@ -112,27 +112,17 @@ class PerExampleFisherRecorder(Recorder):
         self._strangers: set[nn.Module] = set()  # modules that turned out to be unsuitable
         self._tried: set[nn.Module] = set()
         self._clear: set[nn.Module] = set()  # modules whose examples are known to come first
-        self._unclear = []
 
-    def _install(self) -> list[Any]:
+    def _hooked(self) -> Iterable[Tensor]:
+        return [p for p in self._names if any(self._knows(m) for m, _ in self._owners[p])]
+
+    def _hooks(self) -> list[Any]:
         hook = partial(self._after_forward, self._context)
         known = [module for module in self._modules if self._knows(module)]
-        params = [
-            p for p in self._names if any(self._knows(module) for module, _ in self._owners[p])
-        ]
-        return [
-            self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
-            self.model.register_forward_hook(self._after_model),
-            *(m.register_forward_hook(hook, prepend=True, with_kwargs=True) for m in known),
-            *self._whole_gradients(params),
-        ]
+        return [m.register_forward_hook(hook, prepend=True, with_kwargs=True) for m in known]
 
-    @_disable_dynamo
-    def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
-        """Ask once where modules with two axes as long as the batch have their examples."""
-        self._late_gradients()
-        for module, first in self._settled(output):
-            (self._clear if first else self._strangers).add(module)
+    def _settle(self, who: nn.Module, *, first: bool) -> None:
+        (self._clear if first else self._strangers).add(who)
 
     @_disable_dynamo
     def _after_forward(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,9 +15,8 @@ from rootfree.curvature import ParameterCurvature
 from rootfree.placement.local import is_sharded
 from rootfree.placement.unsharded import split_inside, unsharded
 from rootfree.recorders.losses import LOSSES, LossScale, check_exact
+from rootfree.recorders.places import replaced_in, spots_of
 from rootfree.recorders.ranks import GradientRanks
-from rootfree.recorders.soundness import WholeGradients, which_have_examples_first
-from rootfree.shell.loss_terms import first_length
 from rootfree.structures.base import wide_dtype
 
 
@@ -40,9 +38,7 @@ class Recorder(ABC):
     _divisor = 1.0  # by what the sum of their gradients is divided
     _n: int | None  # examples in the model's input; None: not known
     _misfit: str | None  # why a pass that was seen could not be recorded
-    _late: list[Tensor]  # sharded ones, whose gradients are looked at when they are whole
     _passing = False  # whether passes of the recorder's own are under way
-    _unclear: list[tuple[Any, Any]]  # who may have its examples elsewhere, with its output's edge
 
     def __init__(
         self,
@@ -70,37 +66,21 @@ class Recorder(ABC):
             )
         self._ranks = GradientRanks(model, process_group)
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        self._paths = [(name.split("."), p) for p, name in self._names.items()]
-        self._spots = _spots(model, [path for path, _ in self._paths])
+        self._spots = spots_of(model, self._names.values())
         self._sharded = any(map(is_sharded, self._names))
         self._open = False
         self._skipping = False
         self._handles: list[Any] = []
         self._scale = LossScale(loss, self._ranks)
-        self._whole = WholeGradients()
         self._begin()
 
     def _install(self) -> list[Any]:
         """Put hooks on the model; their handles are removed when the context is left."""
         return []
 
-    def _before_model(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        """A hook: how many examples there are."""
-        try:
-            self._n = first_length(args, kwargs)
-        except ValueError:  # no tensor among them: the layers know themselves
-            self._n = None
-
     def _verify(self) -> None:
         """Leave out parameters whose recordings are not the whole truth, with a warning."""
         return  # nothing is recorded by hooks, unless a recorder says otherwise
-
-    def _warn(self, p: Tensor, reason: str) -> None:
-        warnings.warn(
-            f"{type(self).__name__}: parameter {self._names[p]} keeps the gradient outer "
-            f"product, because {reason}",
-            stacklevel=2,
-        )
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         """The passes that `backward` makes in addition to the ordinary one."""
@@ -130,7 +110,7 @@ class Recorder(ABC):
             raise RuntimeError(replaced)
         self._begin()
         self._divisor = self._ranks.divisor
-        self._looks = [(p.shape, p.device) for _, p in self._paths]
+        self._looks = [(p.shape, p.device) for p in self._names]
         self._handles = self._install()
         self._open = True
         return self
@@ -159,24 +139,6 @@ class Recorder(ABC):
             yield self
         finally:
             self._skipping = False
-
-    def _settled(self, output: Any) -> list[tuple[Any, bool]]:
-        """Who was unclear in this forward pass, and whether its examples do come first.
-
-        Who stays unclear is not named, and asks again.
-        """
-        unclear, self._unclear = self._unclear, []
-        if not unclear:
-            return []
-        if self._sharded:  # the pass would gather parameters, and other ranks may not make it
-            return [(who, False) for who, _ in unclear]
-        self._passing = True
-        try:
-            found = which_have_examples_first(output, self._n, [edge for _, edge in unclear])
-        finally:
-            self._passing = False
-        pairs = zip(unclear, found, strict=True)
-        return [(who, first) for (who, _), first in pairs if first is not None]
 
     def backward(self, loss: Tensor, outputs: Tensor | None = None) -> None:
         """``loss.backward()`` and the extra passes that the recorder needs.
@@ -277,15 +239,12 @@ class Recorder(ABC):
             )
         if replaced := self._replaced():
             return replaced
-        looks = [(p.shape, p.device) for _, p in self._paths]
-        if looks != self._looks:
-            i = next(i for i, look in enumerate(looks) if look != self._looks[i])
-            (path, p), (shape, device) = self._paths[i], self._looks[i]
-            return (
-                f"parameter {'.'.join(path)} was {tuple(shape)} on {device} when the {name} "
-                f"recorded and is {tuple(p.shape)} on {p.device} now: run forward and backward "
-                "again"
-            )
+        for (p, path), (shape, device) in zip(self._names.items(), self._looks, strict=True):
+            if p.shape != shape or p.device != device:
+                return (
+                    f"parameter {path} was {tuple(shape)} on {device} when the {name} recorded and "
+                    f"is {tuple(p.shape)} on {p.device} now: run forward and backward again"
+                )
         if not any(p in self._names for p in params):
             return f"none of the optimizer's parameters belongs to the {name}'s model"
         return None
@@ -308,29 +267,16 @@ class Recorder(ABC):
         self._n = self._misfit = None
 
     def _replaced(self) -> str | None:
+        """Which parameter of the model is another one now, in words."""
         if all(place.get(name) is found for place, name, found in self._spots):
             return None
-        for path, p in self._paths:
-            found = _at(self.model, path)
-            # Between forward and backward FSDP2 may have the whole parameter in its place.
-            if found is not p and found is not unsharded(self.model).get(id(p), p):
-                return (
-                    f"parameter {'.'.join(path)} of the model was replaced since the "
-                    f"{type(self).__name__} was made: make a new one, and a new optimizer"
-                )
-        return None
-
-    def _whole_gradients(self, params: Sequence[Tensor]) -> list[Any]:
-        """Hooks that keep the gradients of these; of sharded ones once they are whole."""
-        self._whole.begin()
-        self._late = [p for p in params if is_sharded(p)]
-        return self._whole.install({p: p for p in params if not is_sharded(p)}, self._scale_of)
-
-    def _late_gradients(self) -> None:
-        """Hooks on what the model's forward pass used in place of sharded parameters."""
-        late, self._late = self._late, []
-        leaves = dict(zip(late, self._leaves(late), strict=True))
-        self._handles += self._whole.install(leaves, self._scale_of)
+        name = replaced_in(self.model, self._names)
+        if name is None:
+            return None
+        return (
+            f"parameter {name} of the model was replaced since the {type(self).__name__} was made: "
+            "make a new one, and a new optimizer"
+        )
 
     def _leaves(self, params: Sequence[Tensor]) -> list[Tensor]:
         """What autograd differentiates by: of sharded parameters the whole ones."""
@@ -345,26 +291,3 @@ class Recorder(ABC):
             rows.append((name, shape, self._describe(p) if p.requires_grad else "frozen"))
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows)
-
-
-def _spots(model: nn.Module, paths: Sequence[Sequence[str]]) -> list[tuple[Any, str, Any]]:
-    """Dicts of modules, with a name and what it stands for: all that the paths depend on.
-
-    A look at them takes a fraction of the time of following the paths.
-    """
-    spots: dict[tuple[int, str], tuple[Any, str, Any]] = {}
-    for path in paths:
-        found: Any = model
-        for i, name in enumerate(path):
-            place = getattr(found, "_modules" if i < len(path) - 1 else "_parameters", {})
-            found = place.get(name, place)  # itself: never what the name stands for
-            spots[id(place), name] = (place, name, found)
-    return list(spots.values())
-
-
-def _at(model: nn.Module, path: Sequence[str]) -> Any:
-    """What a model has at the place of a parameter."""
-    found: Any = model
-    for name in path:
-        found = getattr(found, name, None)
-    return found

@@ -1,0 +1,89 @@
+"""What recorders share that hook modules: they see calls, and find out whether they see enough."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+
+from rootfree.placement.local import is_sharded
+from rootfree.recorders.recorder import Recorder
+from rootfree.recorders.soundness import WholeGradients, which_have_examples_first
+from rootfree.shell.loss_terms import first_length
+
+
+class HookedRecorder(Recorder):
+    """Base of the recorders with hooks on modules."""
+
+    _unclear: list[tuple[Any, Any]]  # who may have its examples elsewhere, with its output's edge
+    _late: list[Tensor]  # sharded ones, whose gradients are looked at when they are whole
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._whole = WholeGradients()
+
+    @abstractmethod
+    def _hooks(self) -> list[Any]:
+        """Put hooks on modules."""
+
+    @abstractmethod
+    def _hooked(self) -> Iterable[Tensor]:
+        """The parameters of modules with hooks."""
+
+    @abstractmethod
+    def _settle(self, who: Any, *, first: bool) -> None:
+        """Note whether examples come first for somebody who was unclear."""
+
+    def _install(self) -> list[Any]:
+        self._whole.begin()
+        self._unclear = []
+        params = list(self._hooked())
+        self._late = [p for p in params if is_sharded(p)]
+        whole = {p: p for p in params if not is_sharded(p)}
+        return [
+            self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
+            self.model.register_forward_hook(self._after_model),
+            *self._whole.install(whole, self._scale_of),
+            *self._hooks(),
+        ]
+
+    def _before_model(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        """How many examples there are."""
+        try:
+            self._n = first_length(args, kwargs)
+        except ValueError:  # no tensor among them: the layers know themselves
+            self._n = None
+
+    @_disable_dynamo
+    def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Ask once where those with two axes as long as the batch have their examples."""
+        # What the model's forward pass used in place of sharded parameters is there now.
+        late, self._late = self._late, []
+        leaves = dict(zip(late, self._leaves(late), strict=True))
+        self._handles += self._whole.install(leaves, self._scale_of)
+        unclear, self._unclear = self._unclear, []
+        if not unclear:
+            return
+        found: list[bool | None]
+        if self._sharded:  # the pass would gather parameters, and other ranks may not make it
+            found = [False] * len(unclear)
+        else:
+            self._passing = True
+            try:
+                found = which_have_examples_first(output, self._n, [edge for _, edge in unclear])
+            finally:
+                self._passing = False
+        for (who, _), first in zip(unclear, found, strict=True):
+            if first is not None:  # else it stays unclear, and asks again
+                self._settle(who, first=first)
+
+    def _warn(self, p: Tensor, reason: str) -> None:
+        warnings.warn(
+            f"{type(self).__name__}: parameter {self._names[p]} keeps the gradient outer "
+            f"product, because {reason}",
+            stacklevel=2,
+        )
