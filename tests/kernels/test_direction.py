@@ -9,7 +9,7 @@ import torch
 
 from kernels.devices import DEVICE, EPS, close, normal, unaligned
 from rootfree.curvature import OuterProducts
-from rootfree.kernels import factors
+from rootfree.kernels import axis_products, factors
 from rootfree.kernels.halves import in_halves, joined
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import direction, factor_state
@@ -249,7 +249,7 @@ def test_in_portions(monkeypatch):
     group = options(factor_dtype=BF16)
     whole, state = [], []
     for portion in (2**26, 1):
-        monkeypatch.setattr(factors, "PORTION", portion)
+        monkeypatch.setattr(axis_products, "PORTION", portion)
         for step in steps_of((5, 7), group, count=1):
             whole.append(step[3])
             state.append(step[2])

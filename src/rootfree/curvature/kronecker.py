@@ -108,9 +108,14 @@ class KroneckerStack:
     def __len__(self) -> int:
         return len(self.factors[0].U)
 
-    def has(self, Hs: Sequence[KroneckerCurvature]) -> bool:
-        """Whether these are all rows of the stack, in order."""
-        return [H._row for H in Hs] == [*range(len(self))] and all(H._stack is self for H in Hs)
+    @staticmethod
+    def of(Hs: Sequence[KroneckerCurvature]) -> KroneckerStack:
+        """A stack of these, the one that they are all rows of, in order, if there is one."""
+        known, places = Hs[0]._stack, [(H._stack, H._row) for H in Hs]
+        if known is not None and places == [(known, i) for i in range(len(known))]:
+            return known
+        alike = zip(*[H.factors for H in Hs], strict=True)
+        return KroneckerStack([FactorStack(torch.stack(factors)) for factors in alike])
 
 
 @dataclass(frozen=True)
@@ -177,15 +182,15 @@ class KroneckerBlocks:
         for part in self.parts:
             unit = part.unit()
             weight = weight * unit
-            first, alone = part.axes[0], len(part.axes) == 1
-            if alone:
+            first = part.axes[0]
+            if len(part.axes) == 1:
                 grams[first] = structures[first].project_congruence(Ks[first], part.U, unit)
             else:
                 part = Part(part.axes, divided(part.U, unit))
-            for n in [] if alone else part.axes:
-                # C <- partial trace of U·⊗ KⱼKⱼᵀ/dⱼ;  h <- Π(KᵀCK)
-                C = self._along(part, n, P)
-                grams[n] = structures[n].project_congruence(Ks[n], C)
+                for n in part.axes:
+                    # C <- partial trace of U·⊗ KⱼKⱼᵀ/dⱼ;  h <- Π(KᵀCK)
+                    C = self._along(part, n, P)
+                    grams[n] = structures[n].project_congruence(Ks[n], C)
             traces.append(structures[first].trace(grams[first]) / self.sizes[first])
         # the other parts come in by their traces
         others = [

@@ -17,6 +17,7 @@ from torch import Tensor
 from rootfree.curvature.kronecker import (
     KroneckerBlocks,
     KroneckerCurvature,
+    KroneckerStack,
     Part,
 )
 from rootfree.curvature.outer_products import OuterProducts, SumOfOuterProducts
@@ -136,18 +137,13 @@ def parts_of(Hs: Sequence[KroneckerCurvature], tile: Tile, *, dtype: torch.dtype
 
     Exact: the entries of a Kronecker product are products of entries. The Hs are alike in form.
     """
-    parts, stack = [], Hs[0]._stack
-    if stack is not None and not stack.has(Hs):
-        stack = None
-    for ns, ms in regroup(tile.view, Hs[0].axes):
-        if stack is not None:
-            if len(ms) == 1 and tile.sizes == tile.view:  # whole parameters
-                factor = stack.factors[ms[0]]
-                parts.append(Part(tuple(ns), factor.U, factor.largest).to(dtype))
-                continue
-            factors = [stack.factors[m].U.to(dtype) for m in ms]
-        else:
-            factors = [torch.stack([H.factors[m] for H in Hs]).to(dtype) for m in ms]
+    parts, stack = [], KroneckerStack.of(Hs)
+    for ns, ms in regroup(tile.view, stack.axes):
+        if len(ms) == 1 and tile.sizes == tile.view:  # whole parameters
+            factor = stack.factors[ms[0]]
+            parts.append(Part(tuple(ns), factor.U, factor.largest).to(dtype))
+            continue
+        factors = [stack.factors[m].U.to(dtype) for m in ms]
         blocks = [1] * len(tile.counts)  # the blocks along these axes; the others repeat them
         for n in ns:
             blocks[n] = tile.counts[n]

@@ -11,7 +11,6 @@ kernels work on the next multiple of eight.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +24,9 @@ Site = tuple[Any, ...]
 # The last axis of convolutions (9, say): the library is slow on such odd sizes.
 NARROW = 32
 _EIGHT = 8
+# Blocks are worked on in portions of at most this many elements (or one block): temporaries do not
+# grow with the model, and launches are still large enough to keep the device busy.
+PORTION = 2**27
 
 
 def room(d: int) -> int:
@@ -45,22 +47,32 @@ def without(X: Tensor, sizes: Sequence[int]) -> Tensor:
     return X[(slice(None), *[slice(d) for d in sizes])]
 
 
-@contextmanager
-def in_room(state: dict[str, Tensor], *, changes: bool) -> Iterator[dict[str, Tensor]]:
-    """A state whose matrices are padded; what `changes` inside is brought back at the end.
+def portions(
+    G: Tensor, state: dict[str, Tensor], *, changes: bool
+) -> Iterator[tuple[slice, Tensor, dict[str, Tensor]]]:
+    """Blocks that are worked on together, all about as many: which, and their G and state, padded.
 
-    Where nothing changes the lower halves of factors are not looked at.
+    What is done to these is brought back: to the state only if that `changes`, else the lower
+    halves of factors are not looked at.
     """
-    whole = {
-        name: padded(t, [*map(room, t.shape[1:])])
-        if t.dim() == 3 and (changes or not name.startswith("lower"))
-        else t
-        for name, t in state.items()
-    }
-    yield whole
-    for name, t in state.items():
-        if changes and whole[name] is not t:
-            t.copy_(without(whole[name], t.shape[1:]))
+    sizes = [operand(state, n).shape[1] for n in range(G.dim() - 1)]
+    stack = padded(G, [*map(room, sizes)])
+    count = -(-len(stack) // -(-stack.numel() // PORTION))
+    for i in range(0, len(stack), count):
+        part = slice(i, i + count)
+        rows = {name: slab[part] for name, slab in state.items()}
+        whole = {
+            name: padded(t, [*map(room, t.shape[1:])])
+            if t.dim() == 3 and (changes or not name.startswith("lower"))
+            else t
+            for name, t in rows.items()
+        }
+        yield part, stack[part], whole
+        for name, t in rows.items():
+            if changes and whole[name] is not t:
+                t.copy_(without(whole[name], t.shape[1:]))
+    if stack is not G:
+        G.copy_(without(stack, sizes))
 
 
 def site_of(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:

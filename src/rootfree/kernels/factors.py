@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,25 +19,19 @@ from rootfree.curvature import BlockCurvature
 from rootfree.kernels import given
 from rootfree.kernels.axis_products import (
     Site,
-    in_room,
     long_gram,
     matricised,
     multiply,
     operand,
-    padded,
-    room,
+    portions,
     site_of,
     symmetric_product,
     tiling,
-    without,
 )
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.tables import SKIP
 from rootfree.structures.base import SLACK
 
-# Blocks are worked on in portions of at most this many elements (or one block): temporaries do not
-# grow with the model, and launches are still large enough to keep the device busy.
-PORTION = 2**27
 _BLOCK = 4096
 # Beyond this ratio of columns to rows a Gram matrix is left to the library, which splits the sum.
 _LONG = 16
@@ -66,31 +60,18 @@ def direction_(
         vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
         sizes = [operand(state, n).shape[1] for n in range(axes)]
-        stack = padded(G, [*map(room, sizes)])
-        for part, rows in portions(stack, state):
-            with in_room(rows, changes=refresh) as whole:
-                Ks = [operand(whole, n) for n in range(axes)]
-                mine = H if H is None or len(stack[part]) == len(stack) else H.rows(part)
-                sums = None
-                if refresh and "started" in rows:
-                    sums = squares[part] if mine is None else mine.root_mean_diagonal(sizes)
-                site = (*site_of(stack[part], whole, sums, norm), *sizes, refresh, H is None)
-                if refresh:
-                    words = (numbers, norm, by_rank)
-                    _refresh_(site, sizes, Ks, whole, stack[part], sums, mine, *words)
-                _precondition_(site, stack[part], Ks)
-        if stack is not G:
-            G.copy_(without(stack, sizes))
+        for part, stack, whole in portions(G, state, changes=refresh):
+            Ks = [operand(whole, n) for n in range(axes)]
+            mine = H if H is None or len(stack) == len(G) else H.rows(part)
+            sums = None
+            if refresh and "started" in whole:
+                sums = squares[part] if mine is None else mine.root_mean_diagonal(sizes)
+            site = (*site_of(stack, whole, sums, norm), *sizes, refresh, H is None)
+            if refresh:
+                _refresh_(site, sizes, Ks, whole, stack, sums, mine, numbers, norm, by_rank)
+            _precondition_(site, stack, Ks)
     if refresh and "rounding" in state:
         state["rounding"] += axes * (numbers[SKIP] == 0).int()
-
-
-def portions(G: Tensor, state: dict[str, Tensor]) -> Iterator[tuple[slice, dict[str, Tensor]]]:
-    """Blocks that are worked on together, and their state; all portions have about one size."""
-    portion = -(-len(G) // -(-G.numel() // PORTION))
-    for i in range(0, len(G), portion):
-        part = slice(i, i + portion)
-        yield part, {name: slab[part] for name, slab in state.items()}
 
 
 def vectors_(

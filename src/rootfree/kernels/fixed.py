@@ -23,7 +23,7 @@ def replay(
     if held is None:
         copies: list[Tensor] = []
         clone = partial(torch.clone, memory_format=torch.contiguous_format)
-        held = (_mapped(given, clone), copies)
+        held = (mapped(given, clone), copies)
         form_of(held[0], copies)
     elif tensors:
         torch._foreach_copy_(held[1], tensors)
@@ -51,14 +51,15 @@ def form_of(tree: Any, tensors: list[Tensor]) -> Hashable:
     return found
 
 
-def _mapped(tree: Any, function: Callable[[Tensor], Any]) -> Any:
+def mapped(tree: Any, function: Callable[[Tensor], Any]) -> Any:
+    """The same object with what a function makes of every tensor in it."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, dict):
-        return {key: _mapped(value, function) for key, value in tree.items()}
+        return {key: mapped(value, function) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return type(tree)(_mapped(value, function) for value in tree)
+        return type(tree)(mapped(value, function) for value in tree)
     if is_dataclass(tree) and not isinstance(tree, type):
-        changes = {e.name: _mapped(getattr(tree, e.name), function) for e in fields(tree)}
+        changes = {e.name: mapped(getattr(tree, e.name), function) for e in fields(tree)}
         return replace(tree, **changes)
     return tree

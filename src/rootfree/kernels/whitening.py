@@ -14,19 +14,15 @@ from torch import Tensor
 
 from rootfree.kernels.axis_products import (
     Site,
-    in_room,
     multiply,
     operand,
-    padded,
-    room,
+    portions,
     site_of,
     symmetric_product,
-    without,
 )
 from rootfree.kernels.factors import (
     in_frame,
     move_,
-    portions,
     powers_of_two,
     tangent,
     trace,
@@ -55,19 +51,15 @@ def direction_(
         vectors_(state, G, numbers, norm=norm, refresh=refresh)
     else:
         sizes = [operand(state, n).shape[1] for n in range(axes)]
-        stack = padded(G, [*map(room, sizes)])
-        for part, rows in portions(stack, state):
-            with in_room(rows, changes=refresh) as whole:
-                Cs = [operand(whole, n) for n in range(axes)]
-                U, sums = stack[part], squares[part] if refresh else None
-                site = ("whitening", *site_of(U, whole, sums, norm), *sizes, refresh)
-                if refresh:
-                    _refresh_(site, sizes, Cs, whole, U, squares[part], numbers, norm)
-                for n, C in enumerate(Cs):
-                    P = symmetric_product((*site, n), C)
-                    U = multiply((*site, n), U, n, P, stack[part] if n == axes - 1 else None)
-        if stack is not G:
-            G.copy_(without(stack, sizes))
+        for part, stack, whole in portions(G, state, changes=refresh):
+            Cs = [operand(whole, n) for n in range(axes)]
+            U, sums = stack, squares[part] if refresh else None
+            site = ("whitening", *site_of(U, whole, sums, norm), *sizes, refresh)
+            if refresh:
+                _refresh_(site, sizes, Cs, whole, U, squares[part], numbers, norm)
+            for n, C in enumerate(Cs):
+                P = symmetric_product((*site, n), C)
+                U = multiply((*site, n), U, n, P, stack if n == axes - 1 else None)
     if refresh and "rounding" in state:
         state["rounding"] += axes * (numbers[SKIP] == 0).int()
 

@@ -7,13 +7,14 @@ the host, together, when somebody reads it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rootfree.kernels.fixed import mapped
 from rootfree.shell.schedules import schedule
 from rootfree.shell.summary import aligned
 
@@ -177,25 +178,14 @@ class Diagnostics:
 def _on_host(tree: Any) -> Any:
     """The same with numbers in the place of tensors, by one copy from each device."""
     tensors: dict[torch.device, list[Tensor]] = {}
-    _mapped(tree, lambda t: tensors.setdefault(t.device, []).append(t.double().reshape(())))
+    mapped(tree, lambda t: tensors.setdefault(t.device, []).append(t.double().reshape(())))
     numbers = {device: iter(torch.stack(each).tolist()) for device, each in tensors.items()}
 
     def number(t: Tensor) -> float:
         found = next(numbers[t.device])
         return found if t.is_floating_point() else int(found)
 
-    return _mapped(tree, number)
-
-
-def _mapped(tree: Any, function: Callable[[Tensor], Any]) -> Any:
-    """The same with what a function makes of every tensor in lists, tuples and dataclasses."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_mapped(each, function) for each in tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{key: _mapped(each, function) for key, each in vars(tree).items()})
-    return tree
+    return mapped(tree, number)
 
 
 def _complaint(factor: FactorDiagnostics) -> str:
