@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from rootfree.curvature.diagonal import DiagonalCurvature
-from rootfree.curvature.kronecker import FactorStack, KroneckerCurvature, KroneckerStack
+from rootfree.curvature.kronecker import KroneckerCurvature, KroneckerStack
 from rootfree.curvature.outer_products import SumOfOuterProducts
 from rootfree.curvature.protocol import Curvature, ParameterCurvature
 from rootfree.curvature.stacking import BlockCurvature, blocks_of, cut_out
@@ -179,35 +179,24 @@ def _largest(held: Sequence[tuple[Tensor, ParameterCurvature]]) -> list[Largest]
     """The largest magnitude in each tensor of the H of parameters, of whole stacks in one call."""
     found: list[Largest] = []
     apart: dict[Any, list[tuple[Tensor, Tensor]]] = {}
-    stacks: dict[KroneckerStack, dict[int, tuple[Tensor, ParameterCurvature]]] = {}
+    stacks: dict[KroneckerStack, dict[int, Tensor]] = {}
     for p, H in held:
         if isinstance(H, KroneckerCurvature) and H._stack is not None:
-            stacks.setdefault(H._stack, {})[H._row] = (p, H)
-        else:
-            _put_apart(p, H, apart)
-    seen: set[FactorStack] = set()
-    for stack, members in stacks.items():
-        if len(members) < len(stack):  # what nobody asked for does not matter
-            for p, H in members.values():
-                _put_apart(p, H, apart)
+            stacks.setdefault(H._stack, {})[H._row] = p
             continue
-        new = [factor for factor in stack.factors if factor not in seen and factor.U.numel() > 0]
-        seen.update(new)  # a weight and its bias may have one in common
-        owners = [members[i][0] for i in range(len(stack))]
-        found += [(owners, factor.largest) for factor in new]
+        for t in _tensors_of(H):
+            if t.numel() > 0:
+                apart.setdefault((t.device, t.dtype), []).append((p, t))
+    for stack, owners in stacks.items():
+        rows = sorted(owners)
+        for largest in [factor.largest for factor in stack.factors if factor.U.numel() > 0]:
+            if len(rows) < len(stack):  # what nobody asked for does not matter
+                largest = torch.stack([largest[i] for i in rows])
+            found.append(([owners[i] for i in rows], largest))
     for alike in apart.values():
         each = torch._foreach_norm([t for _, t in alike], math.inf)
         found += [([p], norm) for (p, _), norm in zip(alike, each, strict=True)]
     return found
-
-
-def _put_apart(
-    p: Tensor, H: ParameterCurvature, apart: dict[Any, list[tuple[Tensor, Tensor]]]
-) -> None:
-    """Note the tensors of H that are not empty by device and dtype.  Changes apart."""
-    for t in _tensors_of(H):
-        if t.numel() > 0:
-            apart.setdefault((t.device, t.dtype), []).append((p, t))
 
 
 def _tensors_of(H: ParameterCurvature | None) -> Sequence[Tensor]:

@@ -49,6 +49,11 @@ class Tile:
         """(start, count, size) of each axis."""
         return list(zip(self.starts, self.counts, self.sizes, strict=True))
 
+    def single(self, box: Sequence[tuple[int, int]]) -> Tile:
+        """One block of the tile, given by its start and size along each axis."""
+        starts = tuple(start for start, _ in box)
+        return Tile(self.view, starts, (1,) * len(starts), self.sizes)
+
     def grid(self, tensor: Tensor) -> Tensor:
         """View (or, for a layout that has none, copy) of a parameter-shaped tensor as
         (counts..., sizes...)."""

@@ -120,9 +120,7 @@ class Home:
 
     def single_blocks(self, tile: int) -> list[Tile]:
         """Each block of a tile that is owned here, as a tile of its own."""
-        view, sizes = self.cut[tile][0].view, self.cut[tile][0].sizes
-        starts = [tuple(start for start, _ in self.blocks[tile][n]) for n in self.mine(tile)]
-        return [Tile(view, start, (1,) * len(sizes), sizes) for start in starts]
+        return [self.cut[tile][0].single(self.blocks[tile][n]) for n in self.mine(tile)]
 
 
 def tile_number(key: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rootfree.kernels.stack import Share
 from rootfree.layout.buckets import Bucket, Slot
-from rootfree.layout.tiles import Tile
 from rootfree.placement.boxes import Box
 from rootfree.placement.exchange import Shadow, stand_in
 from rootfree.placement.homes import Home, tile_number
@@ -108,15 +107,12 @@ def _shares(
         rows.update({at: Shadow(len(shares), stack[n]) for n, at in enumerate(blocks)})
         whole = len(blocks) == sum(slot.tile.blocks for slot in bucket.slots)
         taken = None if whole else _runs([places[at].row for at in blocks])
-        slots = [_single(places[at].slot, at[1]) for at in blocks]
+        slots = [
+            replace(places[i, box].slot, tile=places[i, box].slot.tile.single(box), pieces=[])
+            for i, box in blocks
+        ]
         shares.append(Share(bucket, slots, taken, len(blocks)))
     return shares, rows
-
-
-def _single(slot: Slot, box: Box) -> Slot:
-    """One block of a slot."""
-    starts, sizes = tuple(start for start, _ in box), slot.tile.sizes
-    return Slot(slot.p, Tile(slot.tile.view, starts, (1,) * len(sizes), sizes), slot.prefix, [])
 
 
 def _runs(rows: Sequence[int]) -> list[slice]:

@@ -59,7 +59,8 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
             None if form is None else (place, form, refresh is None and d)
             for place, form, d in zip(places, forms, dues, strict=True)
         ]
-        work = None if memory is None else _remembered(memory, kinds)
+        known = [] if memory is None else memory.patterns
+        work = next((work for pattern, work in known if pattern == kinds), None)
         if work is None:
             rows = [optimizer.state[p] for p in params] if memory is None else memory.rows
             work = sorted_work(group, kinds, rows, elements_at_once=optimizer._elements_at_once)
@@ -73,11 +74,6 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
             w.refresh = refresh if refresh is not None else dues[w.where[0]]
         found += work
     return found
-
-
-def _remembered(memory: GroupMemory, kinds: list[Any]) -> list[Work] | None:
-    """What was found for gradients of these kinds before, if that is remembered."""
-    return next((work for known, work in memory.patterns if known == kinds), None)
 
 
 def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
