@@ -189,6 +189,19 @@ def test_a_layer_without_inputs_has_a_bias_alone(name: str) -> None:
     assert not torch.equal(model[0].bias, before)
 
 
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_bias_of_several_weights_is_in_no_pair(joint: bool) -> None:
+    """What comes through one of its layers is not its curvature: it keeps the outer product."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, CLASSES)))
+    model[2].bias = model[0].bias
+    recorder = KFACRecorder(model, joint=joint)
+    optimizer = rootfree.IFShampoo(model.parameters(), batch_size=N, curvature=recorder)
+    record(recorder, model, [(normal(N, 3), labels(N, CLASSES))])
+    assert recorder.of(model[0].bias, batch_size=N) is None
+    assert recorder.of(model[2].weight, batch_size=N).axes == (CLASSES, 3)
+    optimizer.step()
+
+
 @pytest.mark.parametrize("what", ["bias", "weight", "both"])
 @pytest.mark.parametrize("trained_first", [True, False])
 def test_what_is_frozen_or_trained_later_changes_no_pairs(what: str, trained_first: bool) -> None:

@@ -236,6 +236,7 @@ class KFACRecorder(HookedRecorder):
             if self._joint and layer.bias is not None
             if weight.requires_grad and layer.bias.requires_grad
         }
+        self._made = {}
         return list(self._pairs.items())
 
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:

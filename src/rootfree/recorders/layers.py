@@ -162,10 +162,12 @@ def find_layers(model: nn.Module) -> dict[Tensor, Layer]:
     """The layers of `model` that these classes describe, by their weight.
 
     A weight that two modules use in different ways (an embedding tied to the output layer) has no
-    single matrix and is left out, as is one without elements.
+    single matrix and is left out, as is one without elements. A bias that several weights have in
+    common belongs to none of them.
     """
     layers: dict[Tensor, Layer] = {}
     refused: set[Tensor] = set()
+    weights_of: dict[Any, set[Tensor]] = {}  # by bias
     for name, module in model.named_modules():
         kind = _kind(module)
         weight = getattr(module, "weight", None)
@@ -181,6 +183,9 @@ def find_layers(model: nn.Module) -> dict[Tensor, Layer]:
         if type(layer) is not kind or layer.bias is not bias or not alike:
             refused.add(weight)
         layer.modules.append(module)
+        weights_of.setdefault(bias, set()).add(weight)
+    for layer in layers.values():
+        layer.bias = layer.bias if len(weights_of[layer.bias]) == 1 else None
     return {weight: layer for weight, layer in layers.items() if weight not in refused}
 
 
