@@ -189,6 +189,18 @@ def test_a_layer_without_inputs_has_a_bias_alone(name: str) -> None:
     assert not torch.equal(model[0].bias, before)
 
 
+@pytest.mark.parametrize("name", RECORDERS)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_a_recorder_may_be_made_before_lazy_modules_have_shapes(name: str) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(CLASSES)).double()
+    recorder = RECORDERS[name](model)
+    model(normal(2, 3))
+    optimizer = rootfree.IFShampoo(model.parameters(), batch_size=N, curvature=recorder)
+    record(recorder, model, [(normal(N, 3), labels(N, CLASSES))])
+    assert recorder.of(model[0].weight, batch_size=N) is not None
+    optimizer.step()
+
+
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_bias_of_several_weights_is_in_no_pair(joint: bool) -> None:
     """What comes through one of its layers is not its curvature: it keeps the outer product."""

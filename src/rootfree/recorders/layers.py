@@ -62,8 +62,9 @@ class Layer(ABC):
         return math.prod(self.weight.shape[1:])
 
     def trains(self) -> bool:
-        """Whether anything of the layer gets a gradient."""
-        return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        """Whether anything of the layer gets a gradient; a layer without inputs has no matrix."""
+        bias = self.bias is not None and self.bias.requires_grad
+        return self.weight.numel() > 0 and (self.weight.requires_grad or bias)
 
     def outputs(self, y: Tensor) -> Tensor:
         """Something shaped like the layer's output as (n, t, g, o)."""
@@ -162,8 +163,7 @@ def find_layers(model: nn.Module) -> dict[Tensor, Layer]:
     """The layers of `model` that these classes describe, by their weight.
 
     A weight that two modules use in different ways (an embedding tied to the output layer) has no
-    single matrix and is left out, as is one without elements. A bias that several weights have in
-    common belongs to none of them.
+    single matrix and is left out. A bias that several weights have in common belongs to none.
     """
     layers: dict[Tensor, Layer] = {}
     refused: set[Tensor] = set()
@@ -171,7 +171,7 @@ def find_layers(model: nn.Module) -> dict[Tensor, Layer]:
     for name, module in model.named_modules():
         kind = _kind(module)
         weight = getattr(module, "weight", None)
-        if kind is None or not isinstance(weight, nn.Parameter) or weight.numel() == 0:
+        if kind is None or not isinstance(weight, nn.Parameter):
             continue
         bias: nn.Parameter | None = getattr(module, "bias", None)
         layer = layers.setdefault(weight, kind(name, weight, bias))
