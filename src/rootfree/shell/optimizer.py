@@ -265,7 +265,8 @@ class RootFreeOptimizer(Optimizer, Method):
         As in torch.optim the checkpoint's hyper-parameters win. A checkpoint that does not fit
         (another method, other shapes) is refused before anything is changed.
         """
-        state_dict = dict(state_dict)
+        if isinstance(state_dict, Mapping):  # anything else is refused with the other ranks
+            state_dict = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)
             if replaced is not None:
