@@ -222,6 +222,18 @@ def test_a_flat_checkpoint_goes_from_one_form_to_the_other(source):
     assert_equal(saved_state(optimizer), saved_state(other))
 
 
+@pytest.mark.parametrize("option", ["full_state_dict", "cpu_offload"])
+def test_torchs_functions_take_groups_with_dtypes(option):
+    """They know numbers, texts and tensors: a dtype is saved by its name."""
+    few = {"state_dtype": torch.bfloat16, "factor_dtype": torch.bfloat16}
+    (_, optimizer), (_, other) = trained(False, 2, **few), trained(False, 1, **few)
+    options = StateDictOptions(**{option: True})
+    saved = get_optimizer_state_dict(model_of(optimizer), optimizer, options=options)
+    set_optimizer_state_dict(model_of(other), other, copy.deepcopy(saved), options=options)
+    assert {key: other.param_groups[0][key] for key in few} == few
+    assert_equal(saved_state(optimizer), saved_state(other))
+
+
 def model_of(optimizer) -> torch.nn.Module:
     return torch.nn.ParameterList(optimizer.param_groups[0]["params"])
 
