@@ -10,10 +10,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import rootfree
 from kernels.devices import DEVICE
-from rootfree.kernels.halves import in_halves, join, joined, split, write_
+from rootfree.kernels.halves import halves_of, join, joined, pack_, packed, split, write_
 from rootfree.shell.checkpoint import StateMismatchError
 
 FINITE = st.floats(width=32, allow_nan=False)
@@ -54,16 +59,18 @@ def test_a_state_in_either_form():
     K, started = torch.randn(2, 3, 3), torch.ones(2, dtype=torch.bool)
     upper, lower = split(K)
     whole = {"factor1": K, "started": started, "tangent1": K}
-    halves = in_halves(whole)
-    assert halves.keys() == {"upper1", "lower1", "started", "tangent1"}
+    rest = dict(whole)
+    both = pack_([rest])
+    assert rest.keys() == {"started", "tangent1"}
+    halves = halves_of("factor1", both["factor1"])
     assert torch.equal(halves["upper1"], upper)
     assert torch.equal(halves["lower1"], lower)
-    again = joined(halves)
-    assert again.keys() == whole.keys()
-    assert all(torch.equal(again[key], whole[key]) for key in whole)
+    for form in ({**rest, **both}, {**rest, **halves}):
+        again = joined(form)
+        assert again.keys() == whole.keys()
+        assert all(torch.equal(again[key], whole[key]) for key in whole)
     # What was rounded already has no rest to be found again.
-    rounded = {"factor1": upper, "started": started}
-    assert in_halves(rounded).keys() == rounded.keys()
+    assert pack_([{"factor1": upper, "started": started}]) == {}
     # A state that has no halves is in one piece already.
     assert joined(whole) == whole
 
@@ -74,8 +81,7 @@ def test_writing_into_either_form(dtype):
     K, started = torch.randn(2, 3, 3), torch.ones(2, dtype=torch.bool)
     source = {"block0.factor1": K.to(dtype), "block0.started": started}
     whole = {"block0.factor1": torch.zeros(2, 3, 3), "block0.started": ~started}
-    halves = {f"block0.{key}": t for key, t in in_halves({"factor1": torch.zeros(2, 3, 3)}).items()}
-    halves["block0.started"] = ~started
+    halves = {"block0.factor1": packed(torch.zeros(2, 3, 3)), "block0.started": ~started}
     for state in (whole, halves):
         before = dict(state)
         write_(state, source)
@@ -106,6 +112,10 @@ def run(optimizer, steps):
 
 def saved_state(optimizer) -> dict[str, torch.Tensor]:
     return optimizer.state_dict()["state"][0]
+
+
+def is_in_halves(state) -> bool:
+    return state["block0.factor0"].dtype == torch.int16
 
 
 def shapes_of(state) -> dict:
@@ -142,7 +152,7 @@ def test_kernels_keep_matrices_in_halves_and_nothing_else_does():
         (True, {"matmul_dtype": torch.float32}, False),
     ):
         p, optimizer = trained(fused, 1, **options)
-        assert ("block0.upper0" in optimizer.state[p]) == kept, options
+        assert is_in_halves(optimizer.state[p]) == kept, options
         assert not any("upper" in key or "lower" in key for key in saved_state(optimizer)), options
 
 
@@ -197,6 +207,35 @@ def test_a_checkpoint_goes_from_one_form_to_the_other_exactly(source, form):
     run(third, range(3, 6))
     assert torch.equal(p, r)
     assert_equal(saved_state(optimizer), saved_state(third))
+
+
+@pytest.mark.parametrize("source", [True, False])
+def test_a_flat_checkpoint_goes_from_one_form_to_the_other(source):
+    """torch takes the names of what it restores from the state in use."""
+    _, optimizer = trained(source, 3)
+    q, other = trained(not source, 1)
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    models = [model_of(each) for each in (optimizer, other)]
+    saved = get_optimizer_state_dict(models[0], optimizer, options=flat)
+    assert other.state[q].keys() == saved_state(other).keys()
+    set_optimizer_state_dict(models[1], other, copy.deepcopy(saved), options=flat)
+    assert_equal(saved_state(optimizer), saved_state(other))
+
+
+@pytest.mark.parametrize("option", ["full_state_dict", "cpu_offload"])
+def test_torchs_functions_take_groups_with_dtypes(option):
+    """They know numbers, texts and tensors: a dtype is saved by its name."""
+    few = {"state_dtype": torch.bfloat16, "factor_dtype": torch.bfloat16}
+    (_, optimizer), (_, other) = trained(False, 2, **few), trained(False, 1, **few)
+    options = StateDictOptions(**{option: True})
+    saved = get_optimizer_state_dict(model_of(optimizer), optimizer, options=options)
+    set_optimizer_state_dict(model_of(other), other, copy.deepcopy(saved), options=options)
+    assert {key: other.param_groups[0][key] for key in few} == few
+    assert_equal(saved_state(optimizer), saved_state(other))
+
+
+def model_of(optimizer) -> torch.nn.Module:
+    return torch.nn.ParameterList(optimizer.param_groups[0]["params"])
 
 
 @pytest.mark.slow
@@ -301,7 +340,7 @@ def test_the_form_follows_options_that_are_changed_later():
     p.grad = torch.zeros_like(p)
     before = saved_state(optimizer)
     optimizer.step()  # no refresh
-    assert "block0.upper0" in optimizer.state[p]
+    assert is_in_halves(optimizer.state[p])
     after = saved_state(optimizer)
     assert all(torch.equal(t, after[key]) for key, t in before.items() if "factor" in key)
 
@@ -315,7 +354,7 @@ def test_a_copy_without_kernels_has_factors_in_one_piece():
     q.grad = torch.zeros_like(q)
     assert not other.refreshes_next
     other.step()
-    assert "block0.upper0" in optimizer.state[p]
+    assert is_in_halves(optimizer.state[p])
     assert all(torch.equal(other.state[q][key], t) for key, t in before.items() if "factor" in key)
 
 

@@ -217,6 +217,16 @@ def other_steps(rank: int) -> None:
         optimizer.load_state_dict(saved)
 
 
+def no_checkpoint(rank: int) -> None:
+    """One rank alone has read the file."""
+    optimizer = whole()
+    stepped(optimizer)
+    saved = rootfree.full_state_dict(optimizer)
+    optimizer.step()
+    with unchanged(optimizer):
+        optimizer.load_state_dict(saved if rank == 0 else None)
+
+
 def no_false_alarms(rank: int) -> bool:
     """Optimizers that ranks have for themselves do not disturb those that they share."""
     for _ in range(2):
@@ -251,4 +261,5 @@ CASES: dict[str, tuple[Callable[[int], Any], str]] = {
     "broken shard": (broken_shard, "'momentum' of a parameter of shape (40, 24) has numbers that "),
     "broken shard by elements": (broken_shard_by_elements, "'momentum' of a parameter of shape (4"),
     "other steps": (other_steps, "load_state_dict(): step must be the same on all ranks, got [0, "),
+    "no checkpoint": (no_checkpoint, "state_dict must have the keys 'state' and 'param_groups', "),
 }  # fmt: skip

@@ -161,7 +161,8 @@ def kernels(kind: str) -> tuple[list[torch.Tensor], dict[int, Any], bool]:
         set_gradients(params, step)
         optimizer.step()
     saved = rootfree.full_state_dict(optimizer)["state"]
-    in_halves = any("upper" in key for row in optimizer.state.values() for key in row)
+    states = (t for row in optimizer.state.values() for t in row.values())
+    in_halves = any(t.dtype == torch.int16 for t in states)
     return [full(p) for p in params], saved, in_halves
 
 

@@ -10,7 +10,7 @@ import torch
 from kernels.devices import DEVICE, EPS, close, normal, unaligned
 from rootfree.curvature import OuterProducts
 from rootfree.kernels import axis_products, factors
-from rootfree.kernels.halves import in_halves, joined
+from rootfree.kernels.halves import halves_of, joined, pack_
 from rootfree.layout.tiles import Tile
 from rootfree.methods.inverse_free import direction, factor_state
 from rootfree.rules import LEAST_DAMPING
@@ -49,7 +49,10 @@ def problem(shape, group):
 def for_kernels(state, shape):
     """A copy in the form that the kernels want: matrices in halves."""
     copy = {name: t.clone() for name, t in state.items()}
-    return copy if len(shape) == 1 else in_halves(copy)
+    if len(shape) > 1:
+        for name, both in pack_([copy]).items():
+            copy |= halves_of(name, both)
+    return copy
 
 
 def by_kernels(group, state, G, squares=None, *, refresh=True, H=None) -> None:

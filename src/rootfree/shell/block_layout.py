@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rootfree.kernels.fused_stack import FusedStack
-from rootfree.kernels.halves import in_halves
+from rootfree.kernels.halves import halves_of, pack_
 from rootfree.kernels.plan import Plan, Structures, kernels_run, make_plan
 from rootfree.kernels.stack import Stack
 from rootfree.layout.buckets import Bucket, Slot
@@ -39,10 +39,17 @@ def lay_out(optimizer: BlockOptimizer, memory: GroupMemory) -> None:
             state = optimizer.state[slot.p]
             keys = [key for key in state if key.startswith(slot.prefix)]
             mine = {key.removeprefix(slot.prefix): state.pop(key) for key in keys}
-            rows.append(in_halves(mine) if bucket.plan.halves else mine)
+            rows.append(mine)
+        factors = pack_(rows) if bucket.plan.halves else {}
         bucket.adopt(rows)
-        for slot, views in zip(bucket.slots, bucket.views(), strict=True):
-            optimizer.state[slot.p].update({slot.prefix + name: t for name, t in views.items()})
+        views = bucket.views()
+        for name, both in factors.items():
+            bucket.slabs |= halves_of(name, both)
+            parts = both.split([slot.tile.blocks for slot in bucket.slots], dim=1)
+            for view, part in zip(views, parts, strict=True):
+                view[name] = part
+        for slot, view in zip(bucket.slots, views, strict=True):
+            optimizer.state[slot.p].update({slot.prefix + name: t for name, t in view.items()})
     where = {p: i for i, p in enumerate(memory.params)}
     owners = {i: where[pairs.owner(p)] for p, i in where.items()}
     memory.owners = {i: owner for i, owner in owners.items() if i != owner}

@@ -129,6 +129,22 @@ def _all_or_none(optimizer: RootFreeOptimizer) -> Iterator[dict[str, Any]]:
     optimizer._agreement.check("load_state_dict()", problem, StateMismatchError, **said)
 
 
+def with_named_dtypes(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group as checkpoints have it: torch's functions for them know no dtypes among options."""
+    return {k: str(v) if isinstance(v, torch.dtype) else v for k, v in group.items()}
+
+
+def _with_dtypes(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse; what names no dtype stays, and is refused with other values."""
+    named = {
+        str(each): each for each in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    }
+    return {
+        k: named.get(v, v) if k.endswith("_dtype") and isinstance(v, str) else v
+        for k, v in saved.items()
+    }
+
+
 def _checked_values(
     optimizer: RootFreeOptimizer, group: dict[str, Any], saved: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -137,7 +153,7 @@ def _checked_values(
     counted = saved.get("step", 0)
     if isinstance(counted, bool) or not isinstance(counted, int) or counted < 0:
         raise StateMismatchError(f"step must be a count in the checkpoint, got {counted!r}")
-    values = {**group, **deepcopy(dict(saved))}
+    values = {**group, **_with_dtypes(deepcopy(dict(saved)))}
     method = optimizer._of(values)
     check_option_names(saved, [*method.options, "companion"], method=type(optimizer).__name__)
     values.update(method._checked_options(values))

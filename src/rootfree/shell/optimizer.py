@@ -31,7 +31,7 @@ from rootfree.placement.sharded import Sharded, checked_placement, claimed_place
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
 from rootfree.shell.agreement import Agreement
-from rootfree.shell.checkpoint import load_checkpoint
+from rootfree.shell.checkpoint import load_checkpoint, with_named_dtypes
 from rootfree.shell.companion import AdamW
 from rootfree.shell.diagnostics import Diagnostics
 from rootfree.shell.gradients import Watch, advance_clocks, find_work, memory_of
@@ -256,7 +256,8 @@ class RootFreeOptimizer(Optimizer, Method):
         """The checkpoint, as in torch.optim."""
         for group in self.param_groups:  # parameters may have been replaced
             memory_of(self, group)
-        return super().state_dict()
+        saved = super().state_dict()
+        return {**saved, "param_groups": [*map(with_named_dtypes, saved["param_groups"])]}
 
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -265,7 +266,8 @@ class RootFreeOptimizer(Optimizer, Method):
         As in torch.optim the checkpoint's hyper-parameters win. A checkpoint that does not fit
         (another method, other shapes) is refused before anything is changed.
         """
-        state_dict = dict(state_dict)
+        if isinstance(state_dict, Mapping):  # anything else is refused with the other ranks
+            state_dict = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state_dict)
             if replaced is not None:

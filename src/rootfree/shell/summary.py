@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from rootfree.kernels.halves import joined
 from rootfree.layout.joint import JointPairs
 from rootfree.placement.canonical import whole_bytes
 from rootfree.placement.local import local
@@ -35,7 +36,7 @@ def table_of(optimizer: RootFreeOptimizer) -> str:
     for group, names in named_groups(optimizer.param_groups):
         for name, p in zip(names, group["params"], strict=True):
             home, row = optimizer._homes.get(p), optimizer.state[p]
-            whole = bytes_of(row.values()) if home is None else whole_bytes(p, home, row)
+            whole = bytes_of(row.values()) if home is None else whole_bytes(p, home, joined(row))
             here = bytes_of(map(local, row.values()))
             shape = "x".join(map(str, p.shape)) or "scalar"
             what = (group.get("role", ""), optimizer._of(group)._describe(p, group))
