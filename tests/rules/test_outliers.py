@@ -158,6 +158,41 @@ def test_first_gradients_at_the_end_of_the_range(method):
     assert finite(optimizer)
 
 
+def products(ps, make=rootfree.IFShampoo, **options):
+    """With the kernels' products, where there are kernels."""
+    B = {} if make is rootfree.IFWhitening else {"batch_size": 16}
+    return make(ps, fused=True, matmul_dtype=torch.bfloat16, **B, **options)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "IFShampoo-kernels": products,
+    "IFWhitening-kernels": lambda ps: products(ps, rootfree.IFWhitening),
+    "RFShampoo-kernels": lambda ps: rootfree.RFShampoo(ps, fused=True, **B),
+}
+
+
+@pytest.mark.parametrize("method", sorted({*METHODS, *KERNELS}))
+@pytest.mark.parametrize("usual", [1e-2, 1e-6], ids=str)
+def test_an_outlier_at_the_end_of_the_range(method, usual):
+    """∞ - ∞ in a product with factors would be no number, for good."""
+    device = "cpu"
+    if method in KERNELS:
+        pytest.importorskip("triton")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    draw = torch.Generator().manual_seed(0)
+    p = nn.Parameter(torch.ones(16, 8, device=device))
+    optimizer = (METHODS | KERNELS)[method]([p])
+    for step in range(16):
+        p.grad = torch.randn(16, 8, generator=draw).to(device) * usual
+        if step in (10, 11):
+            p.grad = 3e38 * p.grad.sign()
+        if step in (12, 13):
+            p.grad[0, 0] = 3e38
+        optimizer.step()
+    assert optimizer.skipped_steps == 0
+    assert finite(optimizer)
+
+
 @pytest.mark.parametrize("method", ["IFShampoo", "IFWhitening"])
 def test_a_normalised_step_has_no_trace_of_an_outlier(method):
     """Damping relative to a mean that had the outlier in it held whitening back for good."""
@@ -194,6 +229,31 @@ def test_a_given_curvature_is_limited_together_with_the_gradient(method):
         for mine, expected in zip(given.state, own.state, strict=True):
             torch.testing.assert_close(mine, expected)
             torch.testing.assert_close(given.state[mine], own.state[expected])
+
+
+class LargeOnce(SquaredGradients):
+    """I ⊗ I, and once 3·10³⁸ as large: the next power of two is infinite."""
+
+    def __init__(self):
+        self.sizes = [1.0, 1.0, 3e38, 1.0]
+
+    def of(self, p, *, batch_size):
+        U, V = torch.eye(8) * self.sizes.pop(0), torch.eye(6)
+        return rootfree.KroneckerCurvature((U, V), (8, 6))
+
+
+@pytest.mark.parametrize(
+    "method", [rootfree.IFShampoo, rootfree.IFWhitening, rootfree.IFFullAdagrad]
+)
+def test_a_given_curvature_at_the_end_of_the_range(method):
+    options = {} if method is rootfree.IFWhitening else B
+    p = nn.Parameter(torch.ones(8, 6))
+    optimizer = method([p], curvature=LargeOnce(), update_every=1, **options)
+    for step in range(4):
+        p.grad = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+        optimizer.step()
+    assert optimizer.skipped_steps == 0
+    assert finite(optimizer)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -23,6 +23,7 @@ from rootfree.kernels.rounding import widened
 from rootfree.kernels.tables import NumberTable
 from rootfree.layout.buckets import Bucket, Slot, put_back_, select
 from rootfree.layout.tiles import Piece
+from rootfree.rules import LARGEST_GRADIENT
 from rootfree.rules.momentum import Tail, descend_
 
 # On a CPU a stack is worked on in portions of about this many elements for each thread: temporaries
@@ -151,6 +152,7 @@ class Stack:
             G = make(share.blocks, *sizes, dtype=share.bucket.plan.dtype, device=device)
             for i, piece, start in copies:
                 _in_stack(G, piece, start).copy_(_in_parameter(self._gs[i], piece))
+            limit_(G)
             slabs, rows = share.bucket.slabs, share.rows
             state = slabs if rows is None else select(slabs, rows)
             yield Part(share, G, state, None)
@@ -171,6 +173,12 @@ class Stack:
             else:
                 descend_(self.ps, ms, self.directions, tail)
         self._gs, self.directions = [], []
+
+
+def limit_(G: Tensor) -> None:
+    """Gradients beyond 10¹⁸ count as that; float64 has room for them.  Changes G."""
+    if G.dtype != torch.float64:
+        G.clamp_(-LARGEST_GRADIENT, LARGEST_GRADIENT)
 
 
 def _in_parameter(t: Tensor, piece: Piece) -> Tensor:

@@ -15,7 +15,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rootfree.kernels.triton_shared import SKIP, clipped, load_pointer, store_state
+from rootfree.kernels.triton_shared import (
+    LARGEST_GRADIENT,
+    SKIP,
+    clipped,
+    load_pointer,
+    store_state,
+)
 
 _MANY = tl.constexpr(2**30)
 _LARGEST = tl.constexpr(3.4028234e38)
@@ -78,11 +84,12 @@ def gather_kernel(
     G: tl.constexpr, SQUARES: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """stack <- gradients, and partial sums of their squares."""
+    """stack <- gradients, limited, and partial sums of their squares."""
     which, base, at, first, inside, mask, place = _place(
         items, tl.program_id(0), rectangles, ALIGNED, ROWS, COLS
     )
     g = tl.load(load_pointer(gradients, which, G, ALIGNED) + base + at, mask, 0.0).to(tl.float32)
+    g = clipped(g, LARGEST_GRADIENT)
     tl.store(stack + first + inside, g.to(stack.dtype.element_ty), mask)
     if SQUARES:
         tl.store(squares + place, _sum_of_squares(g))

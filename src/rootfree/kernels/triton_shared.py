@@ -9,9 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rootfree import rules
 from rootfree.curvature import outer_products
 from rootfree.kernels import tables
-from rootfree.rules import LEAST_DAMPING, if_whitening
+from rootfree.rules import if_whitening
 
 _GOLDEN = tl.constexpr(0x9E3779B1)
 _MIX = tl.constexpr(0x85EBCA6B)
@@ -19,7 +20,8 @@ _MIX = tl.constexpr(0x85EBCA6B)
 # squares are multiplied by up to 10²⁵ (see `tangent_kernel`).
 LARGE = tl.constexpr(1e3)
 LARGEST = tl.constexpr(outer_products.LARGEST)
-LEAST = tl.constexpr(LEAST_DAMPING)
+LARGEST_GRADIENT = tl.constexpr(rules.LARGEST_GRADIENT)
+LEAST = tl.constexpr(rules.LEAST_DAMPING)
 LARGEST_DAMPING = tl.constexpr(if_whitening.LARGEST_DAMPING)
 SLOWLY = tl.constexpr(if_whitening.SLOWLY)
 MOST = tl.constexpr(if_whitening.MOST)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rootfree.kernels.fused_stack import KernelStack
-from rootfree.kernels.stack import Part, Share
+from rootfree.kernels.stack import Part, Share, limit_
 from rootfree.kernels.tables import NUMBERS, NumberTable
 from rootfree.layout.buckets import Bucket, select
 from rootfree.placement.boxes import Box, shape_of
@@ -140,6 +140,7 @@ class PlacedStack(KernelStack):
             if coming is not None:
                 coming.land_(stacks)
             for share, G in zip(each.shares, stacks, strict=True):
+                limit_(G)
                 slabs, rows, sums = share.bucket.slabs, share.rows, None
                 if share.bucket.plan.kernel is not None and self._refresh:
                     sums = G.flatten(1).double().square().sum(1, keepdim=True)

@@ -8,3 +8,7 @@ changes its first tensors in place and says which.
 # With λ = 0 and no gradient a factor would grow for ever; this stops it at 10¹⁵ for a product of
 # factors, far from the end of fp32, and is below rounding wherever there is any curvature.
 LEAST_DAMPING = 1e-30
+
+# A gradient counts as at most this: its products with factors stay in the range of fp32, unless the
+# gradients before were below 10⁻¹⁰. Beyond the range ∞ - ∞ would be no number, for good.
+LARGEST_GRADIENT = 2.0**60

@@ -8,6 +8,7 @@ along one axis of blocks (b, d_1, ..., d_N).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -214,8 +215,9 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def power_of_two(x: Tensor) -> Tensor:
-    """The next one that is not below x > 0: dividing by it is exact."""
-    return torch.exp2(torch.ceil(torch.log2(x)))
+    """The next one that is not below x > 0, or the last one: dividing by it is exact."""
+    last = math.frexp(torch.finfo(x.dtype).max)[1] - 1
+    return torch.exp2(torch.ceil(torch.log2(x)).clamp(max=last))
 
 
 def dense_inverse(M: Tensor) -> Tensor:
