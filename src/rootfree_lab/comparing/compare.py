@@ -108,7 +108,7 @@ def table(runs: Sequence[Config], results: Results, *, by_result: bool = False) 
     first = runs[0]
     made = Table(title=f"{shown(first.data.name)}, {shown(first.model.name)}: medians")
     made.add_column("optimizer", overflow="fold")  # a label is not cut
-    for heading in ("runs", "training loss", "test loss", "test error", "seconds", "optimizer ms"):
+    for heading in ("runs", "training loss", "test loss", "test error", "seconds", "step ms"):
         made.add_column(heading, justify="right")
     for row in found:
         made.add_row(*row.cells)
