@@ -10,7 +10,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .PHONY: help demo test test-all check docs bench audit lock lock-check dist clean
 help:
-	@echo "make demo    train two small networks with five optimizers each and write a report"
+	@echo "make demo    train two small networks with six optimizers each and write a report"
 	@echo "make test    run the tests but the slow ones (4 minutes on two cores)"
 	@echo "make test-all  run all tests (10 minutes)"
 	@echo "make check   lint, types, import rules"

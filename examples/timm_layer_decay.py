@@ -14,7 +14,7 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from rootfree.integrations.timm import register
+import rootfree
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("--epochs", type=int, default=5)
@@ -24,7 +24,7 @@ torch.manual_seed(0)
 sizes = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 2, "num_heads": 3}
 pooling = {"class_token": False, "global_pool": "avg"}
 model = timm.models.VisionTransformer(**sizes, **pooling, in_chans=1, num_classes=10)
-register()
+rootfree.timm.register()
 optimizer = create_optimizer_v2(
     model,
     "ifwhitening",

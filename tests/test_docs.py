@@ -151,6 +151,23 @@ def test_figures_of_the_readme_are_those_of_the_measurements():
         assert any(name in line and exactly.search(line) for line in lines), (name, figure)
 
 
+def test_figures_of_the_advice_are_those_of_the_first_try():
+    """Which optimizer for what: each figure is in the table that the first try wrote."""
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    measured = {}
+    for table in re.findall(r"\| task \| AdamW: loss .*?\n\n", page, re.DOTALL):
+        header, _, *rows = [line.split(" | ") for line in table.strip().splitlines()]
+        for row in rows:
+            for name, cell in zip(header[2:], row[2:], strict=True):
+                measured[row[0].strip("| "), name.strip("| ")] = cell.strip("| ")
+    advice = page.partition("| for | start with |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(advice) >= 6
+    for line in advice:
+        _, method, figures = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        for task, figure in (each.split() for each in figures.split(", ")):
+            assert measured[task, method] == figure, (task, method)
+
+
 ARGUMENTS = re.compile(r"Args:\n(.*?)(?:\n\n|\Z)", re.DOTALL)
 DOCUMENTED = {
     name: found[1]

@@ -56,6 +56,11 @@ def test_public_names_are_sorted_and_complete():
     assert visible == set(rootfree.__all__)
 
 
+def test_unknown_names_are_refused_as_python_does():
+    with pytest.raises(AttributeError, match="module 'rootfree' has no attribute 'IFWhitning'"):
+        _ = rootfree.IFWhitning
+
+
 def test_every_optimizer_is_public():
     def below(kind: type) -> set[type]:  # those that nothing is derived from
         children = kind.__subclasses__()

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import ast
 import re
-from functools import cache
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[1]
-NAMED = re.compile(r"`(\w+)`\s+in\s+`([\w/]+\.py)`")
-
-
-@cache
-def defined(path: str) -> set[str]:
-    """The functions, methods and classes of a file under src/."""
-    tree = ast.parse((ROOT / "src" / path).read_text(encoding="utf-8"))
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+PAGE = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
+HOOK = runpy.run_path(str(ROOT / "docs" / "source_lines.py"))
 
 
 def named() -> set[tuple[str, str]]:
-    text = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
-    found = NAMED.findall(text)
-    assert len(re.findall(r"`[\w/]+\.py`", text)) == len(found), "a file without a function"
-    return {(path, name) for name, path in found}
+    found = HOOK["NAMED"].findall(PAGE)
+    assert len(re.findall(r"`[\w/]+\.py`", PAGE)) == len(found), "a file without a function"
+    return {(path, name) for name, _, path in found}
 
 
 def test_every_function_is_where_the_page_says():
-    missing = [f"{path}: {name}" for path, name in named() if name not in defined(path)]
+    missing = [f"{path}: {name}" for path, name in named() if name not in HOOK["lines"](path)]
     assert missing == []
+
+
+def test_the_site_names_the_line_of_every_function():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="mathematics.md"))
+    text = HOOK["on_page_markdown"](PAGE, page=page)
+    found = re.findall(r"`(\w+)`\s+in\s+`([\w/]+\.py):(\d+)`", text)
+    assert {(path, name) for name, path, _ in found} == named()
+    for name, path, number in found:
+        source = (ROOT / "src" / path).read_text(encoding="utf-8").splitlines()
+        assert re.match(rf"\s*(?:def|class) {name}\b", source[int(number) - 1]), (path, name)
 
 
 def test_every_rule_is_on_the_page():

@@ -1,5 +1,8 @@
 """Optimizers for PyTorch without the square root."""
 
+import importlib
+import types
+
 from rootfree.curvature import Curvature, DiagonalCurvature, KroneckerCurvature, SumOfOuterProducts
 from rootfree.methods.if_full_adagrad import IFFullAdagrad
 from rootfree.methods.if_shampoo import IFShampoo
@@ -52,3 +55,10 @@ __all__ = [
     "parameter_groups",
     "track_batch_size",
 ]
+
+
+def __getattr__(name: str) -> types.ModuleType:
+    """`rootfree.timm` is `rootfree.integrations.timm`, imported when it is asked for."""
+    if name in ("huggingface", "lightning", "timm"):
+        return importlib.import_module(f"rootfree.integrations.{name}")
+    raise AttributeError(f"module 'rootfree' has no attribute {name!r}")

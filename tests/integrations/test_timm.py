@@ -17,9 +17,7 @@ def timm():
     import timm.optim
     import timm.scheduler
 
-    from rootfree.integrations.timm import register
-
-    names = register()
+    names = rootfree.timm.register()
     ours = {name for name in rootfree.__all__ if name.startswith(("RF", "IF"))}
     assert set(names) == {name.lower() for name in ours}
     assert set(names) <= set(timm.optim.list_optimizers())

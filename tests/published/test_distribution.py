@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 PACKAGES = ("rootfree", "rootfree_lab")
 # What a source distribution has beside the sources: what is needed to build, test and read.
 BESIDE = {
-    "CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "PKG-INFO", "README.md", ".gitignore",
-    "configs", "constraints.lock", "constraints.txt", "docs", "examples", "pyproject.toml", "src",
-    "tests", "tools",
+    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "PKG-INFO",
+    "README.md", ".gitignore", "configs", "constraints.lock", "constraints.txt", "docs", "examples",
+    "mkdocs.yml", "pyproject.toml", "src", "tests", "tools",
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_the_source_distribution_has_what_belongs_and_builds_the_same_wheel(
 ):
     with tarfile.open(built[0]) as archive:
         names = {Path(*Path(name).parts[1:]).as_posix() for name in archive.getnames()}
-        assert {name.partition("/")[0] for name in names} <= BESIDE
+        assert {name.partition("/")[0] for name in names} == BESIDE
         assert names - {"PKG-INFO"} <= tracked
         kept = ("src/", "tests/", "docs/", "configs/", "examples/", "tools/")
         assert {name for name in tracked if name.startswith(kept)} <= names

@@ -32,7 +32,7 @@ def demo(
         "out/demo"
     ),
 ) -> None:
-    """Train a small CNN and a small transformer on handwritten digits, with five optimizers.
+    """Train a small CNN and a small transformer on handwritten digits, with six optimizers.
 
     Shows a table of each and writes a report.
 
@@ -83,8 +83,9 @@ def train(
 ) -> int:
     """Train one run of a config: one optimizer, one seed.
 
-    The seed is train.seed, or else the first of seeds. Ctrl-C leaves a checkpoint for --resume. A
-    run that is on record is not trained again.
+    The seed is train.seed, or else the first of seeds.
+    Ctrl-C leaves a checkpoint for --resume.
+    A run that is on record is not trained again.
 
     \b
     Examples:

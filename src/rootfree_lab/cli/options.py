@@ -33,11 +33,13 @@ Assignments = Annotated[
 Only = Annotated[
     list[str] | None,
     typer.Option(
-        help="Label of an entry to take; may be given repeatedly.", autocompletion=entry_labels
+        metavar="LABEL",
+        help="Label of an entry to take; may be given repeatedly.",
+        autocompletion=entry_labels,
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for records, checkpoints and logs.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, as processes.")]
+Jobs = Annotated[int, typer.Option(min=1, metavar="N", help="Runs side by side, as processes.")]
 Rollback = Annotated[
     int | None,
     typer.Option(

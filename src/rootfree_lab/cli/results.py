@@ -48,7 +48,7 @@ def export(
 
     rows, problems = write(records, out, curves=curves)
     _say_left_out(problems)
-    typer.echo(f"{rows} rows: {out}")
+    typer.echo(f"{rows} row{'' if rows == 1 else 's'}: {out}")
 
 
 def evidence(

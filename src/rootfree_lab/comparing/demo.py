@@ -1,4 +1,4 @@
-"""A first look: a small CNN and a small vision transformer on real images, five optimizers each.
+"""A first look: a small CNN and a small vision transformer on real images, six optimizers each.
 
 The settings are stored in demo_configs/, each with the grid that it was chosen from; the runs are
 those of `rootfree compare`, carried out anew every time.

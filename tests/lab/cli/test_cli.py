@@ -46,7 +46,7 @@ def test_demo(tmp_path):
     assert result.exit_code == 0, result.output
     records = records_of(tmp_path)
     assert {r["model"] for r in records} == {"small_cnn", "small_vit"}
-    assert len(records) == 10
+    assert len(records) == 12  # six optimizers on each
     assert all(r["completed"] for r in records)
     page = (tmp_path / "report" / "report.html").read_text()
     assert "small_vit on digits" in page

@@ -145,7 +145,7 @@ def test_compare_runs_everything_once(tmp_path, config_file):
     again = run("compare", config_file, "--out", tmp_path)
     assert again.exit_code == 0
     assert "4 of 4 runs are in" in again.output
-    assert "step" not in again.output
+    assert "· step" not in again.output
     assert len(read_records(records_path(tmp_path))) == 4
 
     # One more seed of one entry: only that is run. Another setting is another run.
