@@ -178,7 +178,8 @@ class Stack:
 def limit_(G: Tensor) -> None:
     """Gradients beyond 10¹⁸ count as that; float64 has room for them.  Changes G."""
     if G.dtype != torch.float64:
-        G.clamp_(-LARGEST_GRADIENT, LARGEST_GRADIENT)
+        most = min(LARGEST_GRADIENT, torch.finfo(G.dtype).max)
+        G.clamp_(-most, most)
 
 
 def _in_parameter(t: Tensor, piece: Piece) -> Tensor:
