@@ -230,6 +230,29 @@ def test_another_role_in_the_checkpoint_is_refused_by_name():
         assert all(torch.equal(tensor, before["state"][key][name]) for name, tensor in row.items())
 
 
+def test_a_checkpoint_with_other_roles_names_a_parameter_that_has_one():
+    """Other roles make other groups: what is said is the cause, not how many groups there are."""
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8), nn.Linear(8, 3))
+
+    def grouped(**options):
+        return rootfree.IFWhitening(rootfree.parameter_groups(model, **options))
+
+    others = [
+        (grouped(overrides={"1.weight": {"companion": "adamw"}}), r"1\.weight of shape \(8, 4\)"),
+        (grouped(overrides={"0": {"companion": None}}), r"0\.weight of shape \(9, 4\)"),
+        (rootfree.IFWhitening(model.named_parameters()), r"0\.weight of shape \(9, 4\)"),
+    ]
+    for other, what in others:
+        for here, saved in ((other, grouped()), (grouped(), other)):
+            with pytest.raises(ValueError, match=f"parameter {what} is updated by .* and by"):
+                here.load_state_dict(saved.state_dict())
+    nameless = rootfree.IFWhitening(model.parameters())
+    with pytest.raises(ValueError, match=r"the checkpoint leaves 0\.weight to AdamW"):
+        nameless.load_state_dict(grouped().state_dict())
+    with pytest.raises(ValueError, match=r"the optimizer leaves 0\.weight to AdamW"):
+        grouped().load_state_dict(nameless.state_dict())
+
+
 @pytest.mark.parametrize("option", ["lr", "betas", "eps", "weight_decay"])
 def test_a_bad_option_in_the_checkpoint_is_refused(option):
     saved = two_kinds().state_dict()

@@ -165,6 +165,21 @@ def test_the_only_matrix_goes_to_the_matrix_method():
     assert roles(mlp) == {"0.weight": "hidden", "2.weight": "head"}
 
 
+def test_matrices_that_no_layer_owns_go_to_the_matrix_method_where_there_are_no_others():
+    class ByHand(nn.Module):
+        def __init__(self, *shapes: tuple[int, ...]) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList(torch.ones(shape) for shape in shapes)
+
+    assert roles(ByHand((9, 4), (7, 4))) == {"weights.0": "hidden", "weights.1": "hidden"}
+    layers = nn.Sequential(nn.Embedding(9, 4), ByHand((4, 8), (1, 8)), nn.Linear(8, 3))
+    found = {"0.weight": "embedding", "1.weights.0": "hidden", "2.weight": "head"}
+    assert roles(layers) == found
+    # a prompt before frozen layers is a table
+    tuned = nn.Sequential(ByHand((5, 4)), nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 3))
+    assert roles(tuned) == {"0.weights.0": "free parameter", "2.weight": "hidden"}
+
+
 class LoRA(nn.Module):
     """Low-rank updates as modules (peft) or as bare parameters."""
 

@@ -29,15 +29,20 @@ def match_state_dict(groups: Sequence[Group], state_dict: Any, *, method: str) -
     parameters in another order.
     """
     states, saved_groups = _parts(state_dict)
+    for saved in saved_groups:
+        if (found := saved.get("method", "another optimizer")) != method:
+            raise StateMismatchError(f"the checkpoint is of {found}, not of {method}")
+    # First by name: where roles differ, so do the numbers of groups and of their parameters.
+    _check_homes(groups, saved_groups, method)
     if len(saved_groups) != len(groups):
         raise StateMismatchError(
             f"the checkpoint has {len(saved_groups)} parameter groups, the optimizer {len(groups)}"
+            + _left_to_adamw(groups, saved_groups)
         )
     matched = [
         _match_group(number, group, saved, states, method)
         for number, (group, saved) in enumerate(zip(groups, saved_groups, strict=True))
     ]
-    _check_homes(groups, saved_groups)
     _check_numbers([key for saved in saved_groups for key in saved["params"]], states)
     return matched
 
@@ -69,19 +74,53 @@ def _parts(state_dict: Any) -> tuple[Mapping[Any, Any], list[Mapping[str, Any]]]
     return states, list(groups)
 
 
-def _check_homes(groups: Sequence[Group], saved_groups: Sequence[Mapping[str, Any]]) -> None:
+def _check_homes(
+    groups: Sequence[Group], saved_groups: Sequence[Mapping[str, Any]], method: str
+) -> None:
     """Refuse a parameter whose name is in another group of the checkpoint."""
     homes: dict[str, list[int]] = {}
     for number, saved in enumerate(saved_groups):
-        for name in saved.get("param_names", ()):
+        for name in _names(number, saved) or ():
             homes.setdefault(name, []).append(number)
-    for number, group in enumerate(groups):
-        for name in group.get("param_names", ()):
-            if number not in homes.get(name, [number]):
-                raise StateMismatchError(
-                    f"parameter {name} is in group {homes[name][0]} of the checkpoint and in group "
-                    f"{number} of the optimizer"
-                )
+    moved = [
+        (name, p, number, homes[name][0])
+        for number, group in enumerate(groups)
+        for name, p in zip(group.get("param_names", ()), group["params"], strict=False)
+        if number not in homes.get(name, [number])
+    ]
+    for name, p, number, home in moved:
+        _check_method([(name, p)], groups[number], saved_groups[home], number, method)
+    for name, _, number, home in moved:
+        raise StateMismatchError(
+            f"parameter {name} is in group {home} of the checkpoint and in group {number} of the "
+            "optimizer"
+        )
+
+
+def _check_method(
+    params: list[Any], group: Group, saved: Mapping[str, Any], number: int, method: str
+) -> None:
+    """Refuse parameters of AdamW where the checkpoint has those of the method, or the reverse."""
+    theirs, mine = ("AdamW" if each.get("companion") else method for each in (saved, group))
+    if theirs != mine:
+        what, _ = next(named(params), (f"group {number}", 0))
+        raise StateMismatchError(
+            f"{what} is updated by {theirs} in the checkpoint and by {mine} in the optimizer: give "
+            "its group the same `companion`"
+        )
+
+
+def _left_to_adamw(groups: Sequence[Group], saved_groups: Sequence[Mapping[str, Any]]) -> str:
+    """What to say of groups of one side that the other could not have without a companion."""
+    sides = {"checkpoint": saved_groups, "optimizer": groups}
+    left = {
+        side: [each for each in those if each.get("companion")] for side, those in sides.items()
+    }
+    if all(left.values()) or not any(left.values()):
+        return ""
+    side, (first, *_) = next((side, those) for side, those in left.items() if those)
+    names = first.get("param_names") or ["some parameters"]
+    return f"; the {side} leaves {names[0]} to AdamW, as rootfree.parameter_groups(model) does"
 
 
 def _check_numbers(keys: list[Any], states: Mapping[Any, Any]) -> None:
@@ -96,22 +135,13 @@ def _check_numbers(keys: list[Any], states: Mapping[Any, Any]) -> None:
 def _match_group(
     number: int, group: Group, saved: Mapping[str, Any], states: Mapping[Any, Any], method: str
 ) -> Matched:
-    found = saved.get("method", "another optimizer")
-    if found != method:
-        raise StateMismatchError(f"the checkpoint is of {found}, not of {method}")
     if len(saved["params"]) != len(group["params"]):
         raise StateMismatchError(
             f"group {number} has {len(saved['params'])} parameters in the checkpoint, "
             f"{len(group['params'])} in the optimizer"
         )
-    theirs, mine = ("AdamW" if each.get("companion") else method for each in (saved, group))
-    if theirs != mine:
-        names = group.get("param_names") or saved["params"]
-        what, _ = next(named([*zip(names, group["params"], strict=True)]), (f"group {number}", 0))
-        raise StateMismatchError(
-            f"{what} is updated by {theirs} in the checkpoint and by {mine} in the optimizer: give "
-            "its group the same `companion`"
-        )
+    names = group.get("param_names") or saved["params"]
+    _check_method([*zip(names, group["params"], strict=True)], group, saved, number, method)
     values = {k: v for k, v in saved.items() if k not in ("params", "param_names")}
     names = _names(number, saved)
     if names is not None and "param_names" not in group:

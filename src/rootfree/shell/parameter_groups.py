@@ -49,7 +49,9 @@ def parameter_groups(
       same type and shapes (a trunk). If no other trainable matrix exists, as in a logistic
       regression, the head counts as hidden;
     - vectors and scalars: parameters with fewer than two axes longer than one; weights of norms;
-    - free parameters: all others, such as position tables.
+    - free parameters: all others, such as position tables. In a model without a layer beside the
+      head, frozen layers included, they count as hidden: they are the matrices of a factorisation,
+      or of layers written by hand.
 
     ``optimizer.summary()`` prints the role of every parameter. Correct a wrong one, such as a
     second head, with ``overrides``.

@@ -51,7 +51,11 @@ def roles_of(model: nn.Module) -> dict[Tensor, str]:
                 roles[p] = role
     adapters = _adapters(owners)
     roles |= dict.fromkeys(adapters, ADAPTER)
-    head = _head(model, [each for each in layers if adapters.isdisjoint(each.params.values())])
+    layers = [each for each in layers if adapters.isdisjoint(each.params.values())]
+    head = _head(model, layers)
+    if {p for each in layers for p in each.params.values()} <= head:
+        # a factorisation, or layers written by hand: the matrices are free parameters
+        roles |= {p: HIDDEN for p, role in roles.items() if role == FREE}
     hidden = {p for p, role in roles.items() if role in MATRICES and p.requires_grad}
     if hidden <= head:  # a regression, or a new head on a frozen model: there is no other matrix
         lone = {p for p in head if p.dim() > 1 and roles[p] == VECTOR}  # of a single output
