@@ -90,7 +90,8 @@ def _check_homes(
     ]
     for name, p, number, home in moved:
         _check_method([(name, p)], groups[number], saved_groups[home], number, method)
-    for name, _, number, home in moved:
+    if moved:
+        name, _, number, home = moved[0]
         raise StateMismatchError(
             f"parameter {name} is in group {home} of the checkpoint and in group {number} of the "
             "optimizer"
