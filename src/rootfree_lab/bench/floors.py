@@ -31,7 +31,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from rootfree_lab.bench.contenders import Built
 
-_FACTOR = re.compile(r"(block\d+)\.(?:factor|upper)(\d+)\Z")
+_FACTOR = re.compile(r"(block\d+)\.factor(\d+)\Z")
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,11 @@ def inverse_free(built: Built) -> Work | None:
         blocks: dict[str, list[Tensor]] = {}
         for key, tensor in optimizer.state[p].items():
             found = _FACTOR.match(key)
+            if found and tensor.dtype == torch.int16:  # both halves; products do without the lower
+                tensor, rest = tensor
+                lower += rest.numel() * rest.element_size()
             if found:
                 blocks.setdefault(found[1], []).append(tensor)
-            elif ".lower" in key:  # products do without
-                lower += tensor.numel() * tensor.element_size()
         for factors in blocks.values():
             sizes = [int(K.shape[1]) for K in factors]
             dense = [K.dim() == 3 for K in factors]
