@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -446,6 +447,15 @@ def test_a_step_without_a_counted_backward_pass_says_so_and_changes_nothing():
     with pytest.raises(RuntimeError, match=r"saw no backward pass.*model.train\(\)"):
         optimizer.step()
     assert torch.equal(model.weight, before)
+
+
+def test_an_output_that_cannot_be_followed_is_named():
+    model = Flexible(wrap=lambda y: SimpleNamespace(logits=y))
+    optimizer = rootfree.RFRMSprop(model.parameters())
+    track_batch_size(model, optimizer)
+    model(torch.randn(4, 3)).logits.mean().backward()
+    with pytest.raises(RuntimeError, match="output of Flexible, of type SimpleNamespace"):
+        optimizer.step()
 
 
 def test_a_step_without_gradients_needs_no_count():

@@ -127,6 +127,7 @@ class BatchSizeTracker:
         self._passes: list[_Pass] = []  # since the last step
         self._backward = -1  # the backward pass that was counted last
         self._looked = False  # whether the gradient of a loss was looked at
+        self._opaque = ""  # the type of an output without tensors to follow
         self._name = type(model).__name__
         self._optimizer = weakref.ref(optimizer)
         hook = model.register_forward_hook(_Hook(self), with_kwargs=True)
@@ -169,6 +170,7 @@ class BatchSizeTracker:
         # and backward, and a forward that is never differentiated contributes no gradient.
         here = _Pass(terms)
         outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        self._opaque = "" if outputs else type(output).__name__
         axes: list[int | None] = [None] * len(outputs)
         if isinstance(found, Ids):
             axes = [class_axis(tensor.shape, found.shape) for tensor in outputs]
@@ -203,6 +205,12 @@ class BatchSizeTracker:
         `needed`: whether there are gradients here, which makes a count of zero an error.
         """
         total = self._over_ranks(sum(map(int, self._passes)))
+        if total == 0 and needed and self._opaque:
+            raise RuntimeError(
+                f"track_batch_size found no tensor with a gradient in the output of {self._name}, "
+                f"of type {self._opaque}. Return a tensor, or a tuple, dict or dataclass of "
+                "tensors; or set optimizer.batch_size yourself"
+            )
         if total == 0 and needed:
             raise RuntimeError(
                 f"track_batch_size saw no backward pass through {self._name} in training mode "
