@@ -108,6 +108,19 @@ def test_outliers_leave_parameters_in_place_and_training_goes_on(method, outlier
     assert (curvature * p.square()).sum() < 1e-2 * curvature.sum()
 
 
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_a_block_that_has_outgrown_its_first_gradients_begins_anew(method, gamma):
+    """Gradients of 10⁻⁶ for 30 steps, then those of a quadratic: it is solved as from a start."""
+    curvature = torch.logspace(-1, 0, 8)
+    p = nn.Parameter(torch.ones(8))
+    optimizer = method([p], batch_size=32, gamma=gamma)
+    for step in range(630):
+        p.grad = (1e-6 if step < 30 else 1.0) * curvature * p.detach()
+        optimizer.step()
+        assert p.abs().max() < 10
+    assert (curvature * p.square()).sum() < 1e-2 * curvature.sum()
+
+
 # --- the rule ----------------------------------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ back where gradients stay large. That needs some care with the first steps:
   the problem, and s goes back by 256.
 - H is limited to 1,000 s, and the direction U to β₂B/s·gᵀU <= 1, which the exact rule of S⁻¹ has
   anyway: one outlier neither moves parameters far nor stops their direction for good.
+- Where tr H stays beyond 1,000 s, the block begins anew: its first gradients were not like the
+  others. Whether it stays is told by a size that follows tr H by a factor of two in a refresh.
 - With γ > 0 the damping is λ + γ: without gradients S goes back to I, not to zero.
 """
 
@@ -37,7 +39,10 @@ def damping(group: Group) -> float:
 
 
 def safeguard_state(blocks: int, d: int, *, dtype: torch.dtype, device: torch.device) -> State:
-    """√s (0: no gradient yet), the first √tr H, whether s still grows, the last step meanwhile."""
+    """√s (0: no gradient yet), √tr H, whether s still grows, the last step meanwhile.
+
+    √tr H is the first one while s grows, then what follows it; 0 where steps had become too large.
+    """
     zero = torch.zeros(blocks, dtype=dtype, device=device)  # roots: fp32 has the range for them
     return {
         "unit": zero,
@@ -53,6 +58,9 @@ def in_unit_(state: State, H: BlockCurvature, d: int, dtype: torch.dtype) -> Blo
     A block whose curvature was always zero waits; one that is not finite is not counted.
     """
     unit, first, growing = state["unit"].double(), state["first"].double(), state["growing"]
+    outgrown = ~growing & (first > math.sqrt(LARGEST) * unit)
+    unit = torch.where(outgrown, 0.0, unit)
+    growing |= outgrown
     root = H.root_mean_diagonal((d,)).double() * math.sqrt(d)
     counts = (root > 0) & root.isfinite()
     fresh = counts & (unit == 0)
@@ -64,6 +72,9 @@ def in_unit_(state: State, H: BlockCurvature, d: int, dtype: torch.dtype) -> Blo
     changes = growing & counts
     unit = torch.where(changes, moved, unit)
     growing &= ~(large | (changes & (unit >= first)))
+    ratio = math.sqrt(GROWTH)
+    followed = root.clamp(first / ratio, (first * ratio).clamp(max=largest))
+    first = torch.where(large, 0.0, torch.where(counts & ~growing, followed, first))
     state["unit"].copy_(unit)
     state["first"].copy_(first)
     for name, tensor in state.items():
