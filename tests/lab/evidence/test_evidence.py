@@ -233,7 +233,7 @@ def test_a_page_of_partial_results(tmp_path):
     page = tmp_path / "docs" / "page.md"
     assert write_evidence(results, page) == 2
     text = page.read_text(encoding="utf-8")
-    assert "**3 of 24 cases have been run.**" in text  # unknown ones count
+    assert "**3 of 25 cases have been run.**" in text  # unknown ones count
     assert "within 0.5 points of SGD's. | **holds** so far: 1 of 1 cases" in text
     assert "| AdamW | 24.85 | 21.1 ± 0.14 | 23.30 | not run yet |" in text
     assert "The final runs are missing; the search has 2 trials." in text
@@ -261,7 +261,7 @@ def test_command(tmp_path):
     run = CliRunner().invoke
     result = run(app, ["evidence", str(tmp_path / "results"), "--out", str(page)])
     assert result.exit_code == 0, result.output
-    assert "**0 of 22 cases have been run.**" in page.read_text(encoding="utf-8")
+    assert "**0 of 23 cases have been run.**" in page.read_text(encoding="utf-8")
     result = run(app, ["evidence", str(tmp_path / "no"), "--out", str(page)])
     assert result.exit_code == 2
     assert "there is no folder" in result.output
