@@ -26,7 +26,7 @@ CONSTRAINTS, LOCK = ROOT / "constraints.txt", ROOT / "constraints.lock"
 # Licences that let anybody use this project under its own licence (MIT). Words of an expression.
 ALLOWED = re.compile(
     r"0BSD|(The )?3-Clause BSD License|Apache([ -]2(\.0)?)?( License| Software License)?|"
-    r"BSD([ -][23]-Clause)?( License)?|BSL-1\.0|CC0-1\.0|CNRI-Python|ISC License( \(ISCL\))?|"
+    r"BSD([ -][23]-Clause)?( License)?|BSL-1\.0|CC0-1\.0|CNRI-Python|ISC( License( \(ISCL\))?)?|"
     r"LLVM-exception|MIT(-CMU)?( License)?|MPL-2\.0|Mozilla Public License 2\.0 \(MPL 2\.0\)|"
     r"PSF-2\.0|Python Software Foundation License|Unlicense|Zlib"
 )
