@@ -142,7 +142,10 @@ def test_a_fifth_of_the_step_on_a_gpu(tmp_path):
     for own, holds in ((1.9, True), (2.1, False)):
         runs = [*timed("IFShampoo", own, **gpu), *timed("Shampoo", 10.0, **gpu)]
         assert judge(tmp_path, fifth, runs).holds is holds
-    assert judge(tmp_path, fifth, [*timed("IFShampoo", 1.0), *timed("Shampoo", 10.0)]) is None
+    assert judge(tmp_path, claims.on_gpu, runs)
+    assert not judge(tmp_path, claims.on_gpu, timed("IFShampoo", 1.0))
+    (told,) = (claim for claim in claims.CLAIMS if claim.name == "IF-Shampoo's step")
+    assert told.applies is claims.on_gpu
 
 
 def test_bf16_is_compared_with_the_folder_of_fp32(tmp_path):
