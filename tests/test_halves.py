@@ -397,3 +397,13 @@ def test_distributed_checkpoints_go_from_one_form_to_the_other_exactly(source, s
         dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
         other.load_state_dict(loaded["optimizer"])
         assert_equal(saved_state(optimizer), saved_state(other))
+
+
+def test_a_checkpoint_with_packed_factors_is_refused():
+    """They are a form of the state in use alone: in a file they are numbers of another kind."""
+    p = torch.nn.Parameter(torch.randn(6, 4))
+    optimizer = rootfree.IFShampoo([p], batch_size=2)
+    saved = optimizer.state_dict()
+    saved["state"][0]["block0.factor0"] = torch.full((2, 1, 6, 6), 16256, dtype=torch.int16)
+    with pytest.raises(StateMismatchError, match="of a dtype like"):
+        optimizer.load_state_dict(saved)

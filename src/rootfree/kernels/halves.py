@@ -54,8 +54,13 @@ def pack_(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state with its factors in one piece."""
-    whole = {key: join(*_views(t)) if _is_packed(key, t) else t for key, t in state.items()}
+    """A state in use with its factors in one piece."""
+    return one_piece({k: join(*_views(t)) if _is_packed(k, t) else t for k, t in state.items()})
+
+
+def one_piece(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state whose halves `upper0`, `lower0`, ... are factors again; what is packed stays so."""
+    whole = dict(state)
     for factor, (upper, lower) in _halved(state).items():
         whole[factor] = join(whole.pop(upper), whole.pop(lower))
     return whole

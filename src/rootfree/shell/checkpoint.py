@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rootfree.kernels.halves import joined, write_
+from rootfree.kernels.halves import joined, one_piece, write_
 from rootfree.placement.canonical import mismatches, owned_rows
 from rootfree.placement.homes import Home
 from rootfree.placement.local import is_sharded
@@ -77,7 +77,7 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
             for p, state in zip(group["params"], states, strict=True):
                 if state is not None:
                     new[p] = {**group, **mine, "step": saved.get("step", 0)}
-                    given[p] = joined(state) if p in homes else state
+                    given[p] = one_piece(state) if p in homes else state
         like = {p: _placed(optimizer, p, new[p]) for p in given if _is_placed(p, given[p], homes)}
         for problem in mismatches(like, homes, given):
             raise StateMismatchError(problem)
@@ -202,7 +202,7 @@ def _fitting(
                 f"state {key!r} of a parameter of shape {tuple(p.shape)} must be a tensor, got "
                 f"{type(tensor).__name__}"
             )
-    whole = joined(whole)
+    whole = one_piece(whole)
     if "step" in fresh:  # written when groups counted, the checkpoint has it there
         whole.setdefault("step", torch.tensor(values["step"]))
     if "momentum" in whole and "momentum" not in fresh:  # a scheduler turned it off
