@@ -139,7 +139,7 @@ def description(params: Sequence[Tensor], cuts: Sequence[Cut]) -> dict[str, Any]
     return said
 
 
-def settle(
+def homes_of(
     params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks, *, at_owners: bool
 ) -> dict[Tensor, Home]:
     """Homes for the parameters of a group; all ranks must call this with the same.

@@ -23,10 +23,8 @@ from rootfree.kernels.plan import State, Structures
 from rootfree.kernels.stack import Part
 from rootfree.layout.structured import flat_tiles, structured_tiles
 from rootfree.layout.tiles import Tile
-from rootfree.placement.homes import Home
 from rootfree.placement.local import is_sharded
 from rootfree.placement.owners import Cut
-from rootfree.placement.ranks import Ranks
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell import compiled_step
 from rootfree.shell.block_layout import lay_out, stacks_of
@@ -35,7 +33,6 @@ from rootfree.shell.groups import named
 from rootfree.shell.inspection import direction_of, factors_of
 from rootfree.shell.optimizer import RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, product_dtype
-from rootfree.shell.placing import Placing
 from rootfree.shell.step_counts import count_, first_count, read_clocks, with_clocks
 from rootfree.shell.summary import blocks_of
 from rootfree.shell.work import Group, Work
@@ -62,7 +59,6 @@ class BlockOptimizer(RootFreeOptimizer):
     _kernel_takes_curvature: ClassVar[bool] = False
 
     _recorder: GraphRecorder | None = None  # one for all stacks: they never run at the same time
-    _placed: Placing | None = None  # made when it is needed; copies start without
 
     _lay_out = lay_out  # in block_layout.py
     _factors = factors_of  # in inspection.py
@@ -70,7 +66,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
         kept["state"] = defaultdict(dict, with_clocks(self._memories.values(), kept["state"]))
-        return {**kept, "_placement": self._placement}
+        return kept
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Copies, too, get a handle of their own."""
@@ -86,24 +82,12 @@ class BlockOptimizer(RootFreeOptimizer):
         else:
             super()._act(work)
 
-    @property
-    def _placing(self) -> Placing:
-        self._placed = self._placed or Placing(self._agreement)
-        return self._placed
-
-    @property
-    def _homes(self) -> Mapping[Tensor, Home]:
-        return self._placing.homes
-
     def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
         if self._of(group) is not self:
             return None
         if self._placement is not None or any(map(is_sharded, params)):
             self._pairs.check_apart(params)
         return [[each[1:] for each in self._cut(p, group)] for p in params]
-
-    def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
-        self._placing.settle(params, cuts, ranks, divided=self._placement is not None)
 
     @abstractmethod
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
@@ -168,7 +152,7 @@ class BlockOptimizer(RootFreeOptimizer):
         mine = {p: rows[n] for n, p in enumerate(params) if n in rows}
         clocked = with_clocks(self._memories.values(), mine)
         rows |= {n: clocked[p] for n, p in enumerate(params) if n in rows}
-        if self._homes:
+        if self._placing.homes:
             rows = self._placing.saved(params, rows)
         return {**saved, "state": rows}
 
@@ -212,10 +196,6 @@ class BlockOptimizer(RootFreeOptimizer):
             return compiled_step.step_in_graph(self)
         return self._plain_step(closure)
 
-    @_disable_dynamo
-    def _plain_step(self, closure: Any = None) -> Any:
-        return super().step(closure)
-
     def _update(self, work: Work) -> None:
         group, refresh = work.group, work.refresh
         if work.stacks is None:
@@ -241,16 +221,6 @@ class BlockOptimizer(RootFreeOptimizer):
             return OuterProducts(part.G, weight=B)
         tiles = [(slot.p, slot.tile) for slot in part.share.slots]
         return self._curvature.blocks(tiles, part.G, B=B)
-
-    def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
-        return self._placing.blocks_here(p)
-
-    def summary(self) -> str:
-        """The table of all optimizers; with what is exchanged, where ranks share blocks."""
-        return "\n".join([super().summary(), *self._placing.report()])
-
-    def _why_not_recordable(self) -> str | None:
-        return "its ranks exchange blocks" if self._homes else None
 
     def _replays(self, p: Tensor) -> Recordings | None:
         """Where directions of small models are recorded: they use memory of our own alone."""

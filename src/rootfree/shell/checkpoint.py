@@ -67,7 +67,7 @@ def bring_state(
 @torch.no_grad()
 def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]) -> None:
     """Copy a checkpoint into an optimizer, or change nothing."""
-    homes, method = optimizer._homes, type(optimizer).__name__
+    homes, method = optimizer._placing.homes, type(optimizer).__name__
     new: dict[Tensor, dict[str, Any]] = {}  # groups with the checkpoint's values, by parameter
     given: dict[Tensor, Mapping[str, Any]] = {}
     with _all_or_none(optimizer):
@@ -109,7 +109,7 @@ def _is_placed(p: Tensor, state: Mapping[str, Any], homes: Mapping[Tensor, Home]
 
 def _placed(optimizer: RootFreeOptimizer, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
     """Tensors placed as the state of `p` is; new ones where a checkpoint is divided into them."""
-    if p in optimizer._homes:
+    if p in optimizer._placing.homes:
         return optimizer._of(group)._init_state(p, group)
     return optimizer.state.get(p) or {}
 

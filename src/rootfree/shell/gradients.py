@@ -40,9 +40,9 @@ _FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate
 def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
     """What there is to update, with gradients that were found usable and state in its place."""
     found: list[Work] = []
-    agreed, elsewhere = optimizer._agreed, {}
-    if agreed is not None and agreed.asks and not torch.compiler.is_compiling():
-        elsewhere = agreed.before_step(optimizer)
+    elsewhere: dict[int, list[int]] = {}
+    if optimizer._agreement.asks and not torch.compiler.is_compiling():
+        elsewhere = optimizer._agreement.before_step(optimizer)
     for group in optimizer.param_groups:
         params = group["params"]
         memory = None if torch.compiler.is_compiling() else memory_of(optimizer, group)

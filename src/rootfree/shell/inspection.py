@@ -160,7 +160,7 @@ def factors_of(optimizer: BlockOptimizer, p: Tensor, group: Group, row: Row) -> 
 def direction_of(optimizer: BlockOptimizer, p: Tensor, group: Group) -> Tensor | None:
     """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""
     joint = optimizer._pairs.owner(p) is not p or optimizer._pairs.is_weight(p)
-    if joint or p in optimizer._homes or p.numel() == 0:
+    if joint or p in optimizer._placing.homes or p.numel() == 0:
         return None  # it is not of this gradient alone, or not here
     stack = Stack([p], memory_of(optimizer, group).buckets, wide=working_dtype(p))
     stack.gather_([cast("Tensor", p.grad)], squares=False)

@@ -11,7 +11,6 @@ from rootfree.placement.flattened import check_shapes_are_kept
 from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint import bring_state
 from rootfree.shell.gradients import form_of, places_of
-from rootfree.shell.settling import settle
 from rootfree.shell.work import Group, GroupMemory
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def check_shapes(optimizer: RootFreeOptimizer) -> None:
 
 def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     """Complete a group's state, have it laid out, and remember that.  Changes the optimizer."""
-    settle(optimizer, group)  # parameters may be new
+    optimizer._placing.settle(optimizer, group)  # parameters may be new
     check_shapes(optimizer)
     params, state = list(group["params"]), optimizer.state
     # Frameworks replace parameters by their shards: what is in no group has no state.

@@ -23,10 +23,7 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
-from rootfree.layout.tiles import Tile
-from rootfree.placement.homes import Home
 from rootfree.placement.owners import Cut
-from rootfree.placement.ranks import Ranks
 from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
@@ -40,7 +37,7 @@ from rootfree.shell.inspection import measured_parameters, update_rms
 from rootfree.shell.memory import check_shapes, remember
 from rootfree.shell.method import Method
 from rootfree.shell.options import check_switches
-from rootfree.shell.settling import settle, uncompiled
+from rootfree.shell.placing import Placing
 from rootfree.shell.summary import table_of
 from rootfree.shell.work import Group, GroupMemory, Work
 from rootfree.shell.wrappers import Wrappers
@@ -73,13 +70,13 @@ class RootFreeOptimizer(Optimizer, Method):
     _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
     _pairs = JointPairs()  #: weights and biases that the curvature treats as one matrix
     _placement: Sharded | None = None  #: as it was given, in methods that have it
-    _agreed: Agreement | None = None  #: what is known of other ranks; copies start without
 
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
         if isinstance(params, Iterator):
             params = list(params)
         self._placement = claimed_placement(given)
+        self._start_alone()
         with self._agreement.telling(params):
             checked_placement(given)
             kernel_devices(given["fused"])  # what is no value of it is refused
@@ -98,6 +95,7 @@ class RootFreeOptimizer(Optimizer, Method):
         super().__setstate__(state)
         # The machine that we are on now may have no kernels to insist on.
         self._fused = False if state.get("_fused") is False else None
+        self._start_alone()
         mode = self.__dict__.pop("nonfinite", "skip")
         self._watch = Watch(mode, fused=self._fused)  # counts anew
         if self._curvature is not None:
@@ -109,34 +107,21 @@ class RootFreeOptimizer(Optimizer, Method):
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.
         kept = {} if self._curvature is None else {"_curvature": self._curvature}
-        asked = {"_fused": self._fused, "_capturable": self._capturable}
+        asked = {name: getattr(self, name) for name in ("_fused", "_capturable", "_placement")}
         return {**super().__getstate__(), **asked, **kept, "nonfinite": self._watch.mode}
+
+    def _start_alone(self) -> None:
+        """Know nothing of other ranks yet; copies start like that, too."""
+        self._agreement = Agreement(self._placement)
+        self._placing = Placing(self._agreement)
 
     def _of(self, group: Group) -> Method:
         """What updates the parameters of a group: this method, or its companion."""
         return self if group.get("companion") is None else AdamW(fused=self._fused is not False)
 
-    @property
-    def _agreement(self) -> Agreement:
-        self._agreed = self._agreed or Agreement(self._placement)
-        return self._agreed
-
     def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
         """How ranks would share the blocks of these; None: each updates the elements it has."""
         return None  # unless a method says otherwise
-
-    def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
-        """Decide which of these ranks has what of the state; all of them must ask."""
-        return  # nothing, unless a method says otherwise
-
-    @property
-    def _homes(self) -> Mapping[Tensor, Home]:
-        """The parameters whose blocks ranks share, with who has what of their state."""
-        return {}  # unless a method says otherwise
-
-    def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
-        """The blocks of `p` that this rank owns; None: ranks do not share them."""
-        return None  # nobody does, unless a method says otherwise
 
     @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -145,7 +130,7 @@ class RootFreeOptimizer(Optimizer, Method):
             param_group = {**param_group, "params": list(param_group["params"])}
         with self._agreement.telling(param_group):
             group = checked_group(self, param_group)
-            settle(self, group)
+            self._placing.settle(self, group)
         super().add_param_group(group)
         method = self._of(group)
         for name in {*self.options} - {*method.options}:  # torch filled them in
@@ -183,8 +168,8 @@ class RootFreeOptimizer(Optimizer, Method):
         All gradients, and a curvature that is given, are looked at before the first parameter is
         changed, so that an error leaves parameters and state as they were.
         """
-        if torch.compiler.is_compiling() and self._agreed is not None and self._agreed.is_shared:
-            return uncompiled(self.step, closure)
+        if torch.compiler.is_compiling() and self._agreement.is_shared:
+            return self._plain_step(closure)  # before it, ranks agree
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -203,7 +188,7 @@ class RootFreeOptimizer(Optimizer, Method):
             for w in refreshed:
                 w.matrices = w.matrices or self._curvature.matrices_of(w.params)
             asked = ((*each, self._terms(w.group)) for w in refreshed for each in w.matrices)
-            self._curvature.ask(asked, self._blocks_here)
+            self._curvature.ask(asked, self._placing.blocks_here)
         given = [] if self._curvature is None else self._curvature.largest
         acts = self._watch.look(work, self.param_groups, given)
         for w in work:
@@ -215,6 +200,11 @@ class RootFreeOptimizer(Optimizer, Method):
         if self._curvature is not None:
             self._curvature.done()
         return loss
+
+    @_disable_dynamo
+    def _plain_step(self, closure: Any = None) -> Any:
+        """The step as it is: torch.compile does not look into it."""
+        return RootFreeOptimizer.step(self, closure)
 
     def _act(self, work: Work) -> None:
         """Update what the work names, down the gradients or up."""
@@ -238,7 +228,7 @@ class RootFreeOptimizer(Optimizer, Method):
 
     def _why_not_recordable(self) -> str | None:
         """Why a step cannot be recorded in a CUDA graph; None: it can."""
-        return None
+        return "its ranks exchange blocks" if self._placing.homes else None
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
@@ -279,9 +269,10 @@ class RootFreeOptimizer(Optimizer, Method):
     def summary(self) -> str:
         """A table: parameter, shape, role (if groups say it), preconditioner, bytes of state.
 
-        Where ranks have parts of the state, "bytes here" is what this one has of it.
+        Where ranks have parts of the state, "bytes here" is what this one has of it. Where they
+        share blocks, a line says what is exchanged.
         """
-        return table_of(self)
+        return "\n".join([table_of(self), *self._placing.report()])
 
     @torch.no_grad()
     def diagnostics(self, *, conditions: bool = True) -> Diagnostics:

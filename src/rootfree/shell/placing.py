@@ -1,24 +1,27 @@
-"""What a matrix method keeps of the ranks that share its blocks."""
+"""What an optimizer keeps of the ranks that share its blocks; diagonal methods share none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import saved_rows
-from rootfree.placement.homes import Home, settle, tile_number
-from rootfree.placement.owners import Cut
+from rootfree.placement.homes import Home, description, homes_of, tile_number
 from rootfree.placement.placed_stack import PlacedStack
 from rootfree.placement.ranks import Ranks
 from rootfree.shell.agreement import Agreement
 from rootfree.shell.parameter_state import renumber_, working_dtype
-from rootfree.shell.work import GroupMemory, Work
+from rootfree.shell.said import asked
+from rootfree.shell.work import Group, GroupMemory, Work
 from rootfree.structures import Structure
+
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
 
 PrefixedTile = tuple[str, Tile, tuple[Structure, ...]]
 
@@ -29,29 +32,36 @@ class Placing:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
         self.homes: dict[Tensor, Home] = {}
-        self.shares = False  # whether any of them is shared with another rank
 
     @property
     def crews(self) -> list[Ranks]:
         """The groups of ranks that share blocks."""
         return self._agreement.crews
 
-    def settle(
-        self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks, *, divided: bool
-    ) -> None:
-        """Find homes for parameters whose blocks these ranks share. All of them must ask.
+    def settle(self, optimizer: RootFreeOptimizer, group: Group) -> None:
+        """Find out which ranks have a group's parameters too, and which blocks of them are whose.
 
-        `divided`: whether the momentum of parameters that all ranks have whole is divided too.
+        Called before there is any state.  Changes the optimizer.
         """
-        self.homes |= settle(params, cuts, ranks, at_owners=divided and ranks.world > 1)
-        self.shares = self.shares or ranks.world > 1
+        agreement = self._agreement
+        params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+        params = [p for p in params if not agreement.knows(p)]
+        if params:
+            cuts = optimizer._cuts(params, group)
+            said = {**description(params, cuts or [[]] * len(params)), **asked(optimizer)}
+            ranks = agreement.join(params, group, said, by_blocks=cuts is not None)
+            if ranks is not None and cuts is not None:
+                divided = optimizer._placement is not None and ranks.world > 1
+                self.homes |= homes_of(params, cuts, ranks, at_owners=divided)
+        if agreement.is_shared:
+            optimizer._watch.over_ranks = agreement.any_
 
     def _shared(self, p: Tensor) -> Home | None:
         """The home of a parameter whose blocks other ranks own too.
 
         Alone, a rank takes steps like those on plain tensors; homes are there for checkpoints.
         """
-        home = self.homes.get(p) if self.shares else None
+        home = self.homes.get(p)
         return None if home is None or home.ranks.world == 1 else home
 
     def block_state(

@@ -35,7 +35,7 @@ def table_of(optimizer: RootFreeOptimizer) -> str:
     total = elements = total_here = 0
     for group, names in named_groups(optimizer.param_groups):
         for name, p in zip(names, group["params"], strict=True):
-            home, row = optimizer._homes.get(p), optimizer.state[p]
+            home, row = optimizer._placing.homes.get(p), optimizer.state[p]
             whole = bytes_of(row.values()) if home is None else whole_bytes(p, home, joined(row))
             here = bytes_of(map(local, row.values()))
             shape = "x".join(map(str, p.shape)) or "scalar"
