@@ -51,6 +51,11 @@ class Entry(NamedTuple):
         return boxes
 
     @property
+    def my_shard(self) -> Box:
+        """What this rank has of it."""
+        return self.shards[self.home.ranks.me]
+
+    @property
     def saved(self) -> Places:
         """(rank, box in the view) of the same."""
         return [
@@ -61,7 +66,7 @@ class Entry(NamedTuple):
 
     def views(self, shard: Tensor) -> Boxes:
         """This rank's shard of the saved tensor by boxes of the view."""
-        box = self.shards[self.home.ranks.me]
+        box = self.my_shard
         return {
             there: part(shard, box, sub).view(shape_of(there))
             for there, sub in view_boxes(box, self.shape, self.view)
@@ -91,9 +96,8 @@ def entries_of(p: Tensor, home: Home, row: State) -> list[Entry]:
             cut = 1 if rest else None
             found.append(Entry(p, home, key, shape, shape, owned, cut, tensor, mine))
         elif key == "momentum" and home.at_owner:
-            places, cut = (home.owned, 0 if home.shape else None)
-            mine = home.segments(tensor)
-            found.append(Entry(p, home, key, home.shape, home.view, places, cut, tensor, mine))
+            mine, cut = home.segments(tensor), 0 if home.shape else None
+            found.append(Entry(p, home, key, home.shape, home.view, home.owned, cut, tensor, mine))
     return found
 
 
@@ -107,13 +111,7 @@ def saved_rows(
 ) -> dict[Tensor, dict[str, Any]]:
     """The state of parameters with homes in the form of checkpoints. All ranks must ask."""
     entries = [e for p, row in rows.items() if p in homes for e in entries_of(p, homes[p], row)]
-    shards = [
-        torch.empty(
-            shape_of(e.shards[e.home.ranks.me]), dtype=e.owners_part.dtype,
-            device=e.owners_part.device,
-        )
-        for e in entries
-    ]  # fmt: skip
+    shards = [e.owners_part.new_empty(shape_of(e.my_shard)) for e in entries]
     _exchange(
         [(e, e.owned, e.saved, e.mine, e.views(s)) for e, s in zip(entries, shards, strict=True)]
     )
@@ -205,8 +203,8 @@ def _shard(entry: Entry, given: Any) -> Tensor:
             given = given if same else given.redistribute(mesh, placements)
             return local(given).to(entry.owners_part.dtype).contiguous()
         given = whole_tensor(given)
-    box = entry.shards[entry.home.ranks.me]
-    return part(given, whole(entry.shape), box).to(entry.owners_part.dtype).contiguous()
+    mine = part(given, whole(entry.shape), entry.my_shard)
+    return mine.to(entry.owners_part.dtype).contiguous()
 
 
 def placed_like(mine: Any, given: Any) -> Any:

@@ -13,23 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rootfree.placement.boxes import Box, part, shape_of, size_of
+from rootfree.placement.boxes import Box, shape_of, size_of
 from rootfree.placement.processes import exchange_device
 from rootfree.placement.routes import Key, Leg, Route
 from rootfree.placement.traffic import Traffic
 
 
-class Shadow(NamedTuple):
-    """A view of a tensor that is not there yet: its number, and the view of a stand-in."""
-
-    number: int
-    view: Tensor
-
-
 class Piece(NamedTuple):
-    """A view of a tensor as numbers, relative to where the tensor begins."""
+    """A view of a tensor that may not be there yet, relative to where the tensor begins."""
 
-    number: int
+    number: int  # of the tensor
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -39,8 +32,16 @@ class Piece(NamedTuple):
         t = tensors[self.number]
         return t.as_strided(self.size, self.stride, t.storage_offset() + self.offset)
 
+    def part(self, outer: Box, inner: Box) -> Piece:
+        """The view of `inner`, given that of `outer`."""
+        ahead = [
+            (first - start) * stride
+            for (start, _), (first, _), stride in zip(outer, inner, self.stride, strict=True)
+        ]
+        return self._replace(size=shape_of(inner), offset=self.offset + sum(ahead))
 
-Shadows = Mapping[tuple[Key, Box], Shadow]
+
+Pieces = Mapping[tuple[Key, Box], Piece]
 
 
 def stand_in(shape: Sequence[int]) -> Tensor:
@@ -48,17 +49,16 @@ def stand_in(shape: Sequence[int]) -> Tensor:
     return torch.empty(shape, device="meta")
 
 
-def piece_of(shadow: Shadow) -> Piece:
-    """The view as numbers."""
-    view = shadow.view
-    return Piece(shadow.number, tuple(view.shape), view.stride(), int(view.storage_offset()))
+def piece_of(number: int, view: Tensor) -> Piece:
+    """The piece of the tensor with this number that is like the view of a stand-in for it."""
+    return Piece(number, tuple(view.shape), view.stride(), int(view.storage_offset()))
 
 
 class Exchange:
     """A route between given kinds of tensors, for numbers of one dtype."""
 
     def __init__(
-        self, route: Route, have: Shadows, want: Shadows, *, dtype: torch.dtype,
+        self, route: Route, have: Pieces, want: Pieces, *, dtype: torch.dtype,
         device: torch.device, group: Any,
     ) -> None:  # fmt: skip
         """`group`: the processes; None: nobody sends anything, and nobody waits."""
@@ -72,7 +72,7 @@ class Exchange:
             _cuts(have, [source for source, _ in route.kept]),
             _cuts(want, [target for _, target in route.kept]),
         )
-        self._holes = [piece_of(want[key, box]) for key, box in route.holes]
+        self._holes = [want[key, box] for key, box in route.holes]
         self._sizes = [
             [sum(size_of(leg.cut) for leg in legs) for legs in way]
             for way in (route.received, route.sent)
@@ -94,7 +94,7 @@ class Exchange:
         _copy_(_spaces(out, self._out_like), _views(self._out, have))
         if self._group is None:
             return Flight(self, lambda: come, traffic)
-        traffic.count(what, sent=_bytes(out), received=_bytes(come))
+        traffic.count(what, sent=out.nbytes, received=come.nbytes)
         return Flight(self, _all_to_all(come, out, self._sizes, self._group), traffic)
 
     def unpack_(self, come: Tensor, want: Sequence[Tensor]) -> None:
@@ -123,26 +123,20 @@ def move(
 ) -> None:  # fmt: skip
     """One exchange between tensors that are there.  Changes `want`."""
     exchange = Exchange(
-        route, _shadows(have), _shadows(want), dtype=dtype, device=device, group=group
+        route, _pieces(have), _pieces(want), dtype=dtype, device=device, group=group
     )
     flight = exchange.start([*have.values()], Traffic(), "")
     exchange.keep_([*have.values()], [*want.values()])
     flight.land_([*want.values()])
 
 
-def _shadows(tensors: Mapping[tuple[Key, Box], Tensor]) -> Shadows:
-    return {
-        at: Shadow(n, torch.empty_strided(t.size(), t.stride(), device="meta"))
-        for n, (at, t) in enumerate(tensors.items())
-    }
+def _pieces(tensors: Mapping[tuple[Key, Box], Tensor]) -> Pieces:
+    numbered = enumerate(tensors.items())
+    return {at: Piece(n, tuple(t.shape), t.stride(), 0) for n, (at, t) in numbered}
 
 
-def _cuts(shadows: Shadows, legs: Iterable[Leg]) -> list[Piece]:
-    found = []
-    for leg in legs:
-        number, view = shadows[leg.key, leg.box]
-        found.append(piece_of(Shadow(number, part(view, leg.box, leg.cut))))
-    return found
+def _cuts(pieces: Pieces, legs: Iterable[Leg]) -> list[Piece]:
+    return [pieces[leg.key, leg.box].part(leg.box, leg.cut) for leg in legs]
 
 
 def _spaces(buffer: Tensor, like: list[Tensor]) -> list[Tensor]:
@@ -152,10 +146,6 @@ def _spaces(buffer: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 def _views(pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> list[Tensor]:
     return [piece.of(tensors) for piece in pieces]
-
-
-def _bytes(t: Tensor) -> int:
-    return t.numel() * t.element_size()
 
 
 def _copy_(to: list[Tensor], source: list[Tensor]) -> None:

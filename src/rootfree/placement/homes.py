@@ -90,19 +90,17 @@ class Home:
     def views(self, here: Tensor) -> dict[Box, Tensor]:
         """The local part of a tensor like the parameter, contiguous, by boxes of the view."""
         mine = self.parts[self.ranks.me]
-        found = {}
-        for there, sub in view_boxes(mine, self.shape, self.view):
-            found[there] = part(here, mine, sub).view(shape_of(there))
-        return found
+        return {
+            there: part(here, mine, sub).view(shape_of(there))
+            for there, sub in view_boxes(mine, self.shape, self.view)
+        }
 
     def segments(self, momentum: Tensor) -> dict[Box, Tensor]:
         """The momentum of the blocks that are owned here, from the one tensor that has it all."""
-        found, start = {}, 0
-        for box in self.my_boxes:
-            size = size_of(box)
-            found[box] = momentum[start : start + size].view(shape_of(box))
-            start += size
-        return found
+        parts = momentum.split([size_of(box) for box in self.my_boxes])
+        return {
+            box: each.view(shape_of(box)) for box, each in zip(self.my_boxes, parts, strict=True)
+        }
 
     def check_cut(self, tile: int, found: Tile) -> None:
         """Refuse options that cut the parameter otherwise than when ranks got their blocks."""
@@ -118,9 +116,13 @@ class Home:
         counts = (len(self.mine(tile)), *[1] * (len(whole_tile.sizes) - 1))
         return Tile(whole_tile.view, whole_tile.starts, counts, whole_tile.sizes)
 
-    def single_blocks(self, tile: int) -> list[Tile]:
-        """Each block of a tile that is owned here, as a tile of its own."""
-        return [self.cut[tile][0].single(self.blocks[tile][n]) for n in self.mine(tile)]
+    def single_blocks(self) -> list[Tile]:
+        """Each block that is owned here, as a tile of its own."""
+        return [
+            tile.single(self.blocks[t][n])
+            for t, (tile, _) in enumerate(self.cut)
+            for n in self.mine(t)
+        ]
 
 
 def tile_number(key: str) -> int:

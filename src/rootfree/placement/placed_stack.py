@@ -20,7 +20,7 @@ from rootfree.kernels.stack import Part, Share, limit_
 from rootfree.kernels.tables import NUMBERS, NumberTable
 from rootfree.layout.buckets import Bucket, select
 from rootfree.placement.boxes import Box, shape_of
-from rootfree.placement.exchange import Exchange, Flight, Shadow, piece_of, stand_in
+from rootfree.placement.exchange import Exchange, Flight, piece_of, stand_in
 from rootfree.placement.homes import Home
 from rootfree.placement.local import local, within
 from rootfree.placement.placed_tail import PlacedTail
@@ -56,7 +56,7 @@ class PlacedStack(KernelStack):
         self._tail = PlacedTail(homes, withins, self._rounds, like=self.ps[0])
         # Shapes of what a step has: parts of the parameters.
         self._parts = {
-            (i, box): Shadow(i, view)
+            (i, box): piece_of(i, view)
             for i, home in enumerate(homes)
             for box, view in home.views(stand_in(shape_of(home.parts[home.ranks.me]))).items()
         }
@@ -65,7 +65,7 @@ class PlacedStack(KernelStack):
         self._outward = [self._way_out(each) for each in self._rounds]
         #: of each round: blocks that are updated where they are owned, with their directions
         self._stay = [
-            [(at, piece_of(row)) for at, row in each.rows.items() if homes[at[0]].at_owner]
+            [(at, row) for at, row in each.rows.items() if homes[at[0]].at_owner]
             for each in self._rounds
         ]
         self._gs: list[Tensor] = []

@@ -158,7 +158,6 @@ class Ranks:
     def sum_(self, numbers: torch.Tensor) -> None:
         """Replace numbers by their sums over the ranks."""
         if self.world > 1:
-            size = numbers.numel() * numbers.element_size()
-            self.traffic.sent["sums"] += size
-            self.traffic.received["sums"] += size
+            self.traffic.sent["sums"] += numbers.nbytes
+            self.traffic.received["sums"] += numbers.nbytes
             torch.distributed.all_reduce(numbers, group=self.group)

@@ -18,7 +18,7 @@ from torch import Tensor
 from rootfree.kernels.stack import Share
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.placement.boxes import Box
-from rootfree.placement.exchange import Shadow, stand_in
+from rootfree.placement.exchange import Piece, piece_of, stand_in
 from rootfree.placement.homes import Home, tile_number
 
 # Bytes of the blocks that an owner works on in a round, about.
@@ -35,7 +35,7 @@ class Round:
     dtype: torch.dtype  # in which gradients and directions travel
     owned: Owned
     shares: list[Share]  # what is worked on here
-    rows: dict[tuple[int, Box], Shadow]  # by parameter and box: where in the stacks of the shares
+    rows: dict[tuple[int, Box], Piece]  # by parameter and box: where in the stacks of the shares
 
 
 class _Place(NamedTuple):
@@ -94,17 +94,17 @@ def make_rounds(
 def _shares(
     mine: Sequence[tuple[int, Box]], places: Mapping[tuple[int, Box], _Place],
     buckets: Sequence[Bucket[Any]],
-) -> tuple[list[Share], dict[tuple[int, Box], Shadow]]:  # fmt: skip
+) -> tuple[list[Share], dict[tuple[int, Box], Piece]]:  # fmt: skip
     """What of each bucket is in a round, every block as a slot of its own."""
     shares: list[Share] = []
-    rows: dict[tuple[int, Box], Shadow] = {}
+    rows: dict[tuple[int, Box], Piece] = {}
     for number, bucket in enumerate(buckets):
         blocks = [at for at in mine if places[at].bucket == number]
         if not blocks:
             continue
         blocks.sort(key=lambda at: places[at].row)
         stack = stand_in((len(blocks), *bucket.slots[0].tile.sizes))
-        rows.update({at: Shadow(len(shares), stack[n]) for n, at in enumerate(blocks)})
+        rows.update({at: piece_of(len(shares), stack[n]) for n, at in enumerate(blocks)})
         whole = len(blocks) == sum(slot.tile.blocks for slot in bucket.slots)
         taken = None if whole else _runs([places[at].row for at in blocks])
         slots = [

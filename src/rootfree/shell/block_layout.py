@@ -73,7 +73,7 @@ def _plan(optimizer: BlockOptimizer, p: Tensor, structures: Structures, group: G
 def stacks_of(optimizer: BlockOptimizer, work: Work) -> list[tuple[list[int], Stack]]:
     """Stacks for the work's parameters; those with kernels have one dtype each."""
     memory = optimizer._memories[id(work.group)]
-    ps = work.params if work.meshes else work.ps
+    ps = work.params
     if stack := optimizer._placing.stack(work, memory, optimizer._products):
         return [([*range(len(ps))], stack)]
     present = set(ps)

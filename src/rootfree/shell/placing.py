@@ -97,9 +97,7 @@ class Placing:
     def blocks_here(self, p: Tensor) -> list[Tile] | None:
         """A tile for each block of `p` that is owned here; None: ranks do not share them."""
         home = self._shared(p)
-        if home is None:
-            return None
-        return [tile for number in range(len(home.cut)) for tile in home.single_blocks(number)]
+        return None if home is None else home.single_blocks()
 
     def stack(
         self, work: Work, memory: GroupMemory, products: Callable[..., torch.dtype]
@@ -108,7 +106,7 @@ class Placing:
 
         `products`: the dtype of a parameter's products, given its structures and its group.
         """
-        params = [work.group["params"][i] for i in work.where]
+        params = work.params
         homes = [home for home in map(self._shared, params) if home is not None]
         if not homes:
             return None

@@ -58,11 +58,8 @@ class Work:
 
     def take_parts(self, gs: Sequence[Tensor | None]) -> None:
         """Take what is here of this step's gradients, and of the parameters, from the group."""
-        params = self.group["params"]
         # FSDP may have moved its shards: they are looked up anew.
-        self.ps[:], self.gs = local_parts(
-            [params[i] for i in self.where], [gs[i] for i in self.where]
-        )
+        self.ps[:], self.gs = local_parts(self.params, [gs[i] for i in self.where])
 
 
 @dataclass(eq=False)
@@ -109,14 +106,12 @@ def sorted_work(
         limit = elements_at_once if device.type == "cpu" else None
         for part in [where] if limit is None else _portions(params, where, limit):
             ps, mine = [params[i] for i in part], [rows[i] for i in part]
+            withins: list[Within | None] = []
             if meshes := meshes_of(ps):
-                found = [within(p) for p in ps]
-                withins = None if all(each is None for each in found) else found
+                withins = [within(p) for p in ps]
                 ps, mine = [*map(local, ps)], [*map(local_row, mine)]
-                work.append(Work(group, part, ps, mine, withins=withins, meshes=meshes))
-            else:
-                work.append(Work(group, part, ps, mine))
-            work[-1].refresh = refresh
+            parts = withins if any(withins) else None
+            work.append(Work(group, part, ps, mine, refresh=refresh, withins=parts, meshes=meshes))
     return work
 
 
