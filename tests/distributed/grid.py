@@ -176,9 +176,9 @@ def trained(case: Case) -> Run:
     with patch.object(DTensor, "full_tensor", no_gathering):
         train(model, optimizer, case.dtype, case.steps, data_ranks(case.mode))
     sent: dict[str, int] = {}
-    for ranks in optimizer._placing.crews:  # methods by elements have none
+    for ranks in optimizer._placing.agreement.crews:  # methods by elements have none
         sent |= ranks.traffic.sent
-    wanted = expected_bytes(optimizer) if optimizer._placing.crews else {}
+    wanted = expected_bytes(optimizer) if optimizer._placing.agreement.crews else {}
     right = all(sent.get(what, 0) == case.steps * n for what, n in wanted.items())
     state = sum(local(t).nbytes for row in optimizer.state.values() for t in floats(row))
     travelled = sum(sent.get(what, 0) for what in wanted)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,19 +17,6 @@ from rootfree.placement.ranks import PlacementError
 from rootfree.placement.unsharded import fsdp_groups
 
 _COUNTING = "track_batch_size"
-
-#: the loss terms of a step, given those that were counted here
-Total = Callable[[int], int]
-
-
-@dataclass(frozen=True)
-class Multiple:
-    """As many on each of `size` ranks."""
-
-    size: int
-
-    def __call__(self, here: int) -> int:
-        return here * self.size
 
 
 class DataParallelSum:

@@ -24,13 +24,12 @@ from rootfree.placement.ranks import PROBLEM, PlacementError, Ranks
 from rootfree.placement.sharded import OutsideError, Sharded, Sharing, sharing_ranks
 from rootfree.shell.first_step import FirstStep
 from rootfree.shell.gradients import memory_of
-from rootfree.shell.said import Said, description_of, plain_options, tensors_in
-from rootfree.shell.work import GroupMemory, check_gradient
+from rootfree.shell.said import description_of, labelled, plain_options, tensors_in
+from rootfree.shell.work import Group, GroupMemory, check_gradient
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
-Group = dict[str, Any]
 _ADDING = "adding a parameter group"
 
 
@@ -200,17 +199,15 @@ class Agreement:
             trouble = self._first.ask(optimizer, counts, trouble)
             self.asks = self._first.asks or self.is_shared
         options = [{**plain_options(g), "step": n} for g, n in zip(groups, counts, strict=True)]
-        counting = optimizer._batch_counter is not None
+        problem = None if trouble is None else str(trouble)
+        said = (options, optimizer._batch_counter is not None, problem)
         for ranks in self._devices:
             mine = [group for group in groups if self._concerns(ranks, group)]
-            here = [seen.get(id(group)) for group in mine]
-            said = Said(options, counting, here, None if trouble is None else str(trouble))
-            found = ranks.differ("step()", tuple(said))
+            found = ranks.differ("step()", (said, [seen.get(id(group)) for group in mine]))
             if trouble is None and found is not None:
-                told = [Said(*each) for each in found]
-                ranks.check_alike([each.labelled() for each in told], about="step()")
+                ranks.check_alike([labelled(*each) for each, _ in found], about="step()")
                 for n, group in enumerate(mine):
-                    self._compare(ranks, group, [each.seen[n] for each in told])
+                    self._compare(ranks, group, [there[n] for _, there in found])
         if trouble is not None:
             raise trouble
         return {

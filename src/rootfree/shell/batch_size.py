@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
+from operator import mul
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from rootfree.placement.data_parallel import DataParallelSum, Multiple, Total
+from rootfree.placement.data_parallel import DataParallelSum
 from rootfree.shell.batch_size_option import check_is_used
 from rootfree.shell.checks import natural_number, positive_integer
 from rootfree.shell.loss_terms import (
@@ -82,14 +84,14 @@ def track_batch_size(
     check_is_used(optimizer)
     if optimizer._batch_counter is not None:
         raise ValueError("the batch size of this optimizer is tracked already; remove() it first")
-    total: Total
-    if data_parallel_size is not None:
-        if process_group is not None:
-            raise ValueError("give data_parallel_size or process_group, not both")
-        total = Multiple(positive_integer("data_parallel_size", data_parallel_size))
+    over_ranks: Callable[[int], int]
+    if data_parallel_size is None:
+        over_ranks = DataParallelSum(model, process_group)
+    elif process_group is not None:
+        raise ValueError("give data_parallel_size or process_group, not both")
     else:
-        total = DataParallelSum(model, process_group)
-    return BatchSizeTracker(model, optimizer, counter_of(count, model), total)
+        over_ranks = partial(mul, positive_integer("data_parallel_size", data_parallel_size))
+    return BatchSizeTracker(model, optimizer, counter_of(count, model), over_ranks)
 
 
 def unwrapped(optimizer: Any) -> RootFreeOptimizer:
@@ -120,10 +122,11 @@ class BatchSizeTracker:
         model: nn.Module,
         optimizer: RootFreeOptimizer,
         counter: tuple[Count, bool],
-        total: Total,
+        over_ranks: Callable[[int], int],
     ) -> None:
+        """`over_ranks`: the loss terms of a step, given those that were counted here."""
         self._count, self._guesses = counter
-        self._over_ranks = total
+        self._over_ranks = over_ranks
         self._passes: list[_Pass] = []  # since the last step
         self._backward = -1  # the backward pass that was counted last
         self._looked = False  # whether the gradient of a loss was looked at
@@ -246,36 +249,25 @@ class _Pass:
         self.counted = False
         self._terms = terms
         self._used: Tensor | None = None
-        self._number: ReadLater | None = None
+        self._number: Tensor | None = None
+        self._arrived: Any = None  # an event: the number is on the host
 
     def use(self, positions: Tensor) -> None:
         """Positions that a loss depends on; those of several losses are put together."""
         self._used = positions if self._used is None else self._used | positions
-        self._number = ReadLater(self._used.sum())
-
-    def __int__(self) -> int:
-        # Where all gradients are zero no count matters.
-        return self._terms if self._number is None else int(self._number) or self._terms
-
-
-class ReadLater:
-    """One whole number, on its way from a device to the host.
-
-    On CUDA, reading it waits for what was queued before this was made, not for what came after.
-    """
-
-    def __init__(self, number: Tensor) -> None:
-        self._number, self._there = number, None
+        number = self._number = self._used.sum()
         if number.is_cuda:
+            # Copied now: reading it waits for what is queued so far, not for what comes after.
             self._number = torch.empty((), dtype=number.dtype, pin_memory=True)
             self._number.copy_(number, non_blocking=True)
-            self._there = torch.cuda.Event()
-            self._there.record(torch.cuda.current_stream(number.device))
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(number.device))
 
     def __int__(self) -> int:
-        if self._there is not None:
-            self._there.synchronize()
-        return int(self._number)
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        # Where all gradients are zero no count matters.
+        return self._terms if self._number is None else int(self._number) or self._terms
 
 
 class _Hook:

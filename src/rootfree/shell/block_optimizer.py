@@ -146,15 +146,13 @@ class BlockOptimizer(RootFreeOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
         saved = super().state_dict()
-        # Other keys than numbers are not of parameters: wrappers keep theirs there.
-        rows = {k: joined(v) if isinstance(k, int) else v for k, v in saved["state"].items()}
+        state = saved["state"]  # under other keys than numbers wrappers keep what is theirs
         params = [p for group in self.param_groups for p in group["params"]]
-        mine = {p: rows[n] for n, p in enumerate(params) if n in rows}
-        clocked = with_clocks(self._memories.values(), mine)
-        rows |= {n: clocked[p] for n, p in enumerate(params) if n in rows}
+        numbers = [n for n in range(len(params)) if n in state]
+        rows = with_clocks(self._memories.values(), {params[n]: joined(state[n]) for n in numbers})
         if self._placing.homes:
-            rows = self._placing.saved(params, rows)
-        return {**saved, "state": rows}
+            rows = self._placing.saved(rows, numbers)
+        return {**saved, "state": {**state, **{n: rows[params[n]] for n in numbers}}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copy a checkpoint in, as every optimizer here does; refreshes go on with its clock."""

@@ -126,7 +126,7 @@ def _all_or_none(optimizer: RootFreeOptimizer) -> Iterator[dict[str, Any]]:
         yield said
     except Exception as error:
         problem = error
-    optimizer._agreement.check("load_state_dict()", problem, StateMismatchError, **said)
+    optimizer._placing.agreement.check("load_state_dict()", problem, StateMismatchError, **said)
 
 
 def with_named_dtypes(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,9 +40,9 @@ _FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate
 def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
     """What there is to update, with gradients that were found usable and state in its place."""
     found: list[Work] = []
-    elsewhere: dict[int, list[int]] = {}
-    if optimizer._agreement.asks and not torch.compiler.is_compiling():
-        elsewhere = optimizer._agreement.before_step(optimizer)
+    agreement = optimizer._placing.agreement
+    asks = agreement.asks and not torch.compiler.is_compiling()
+    elsewhere = agreement.before_step(optimizer) if asks else {}
     for group in optimizer.param_groups:
         params = group["params"]
         memory = None if torch.compiler.is_compiling() else memory_of(optimizer, group)
@@ -117,13 +117,11 @@ def advance_clocks(optimizer: RootFreeOptimizer, work: Iterable[Work]) -> None:
     if torch.compiler.is_compiling():  # a diagonal method
         return
     for w in work:
-        memory = optimizer._memories.get(id(w.group))
-        if memory is None or memory.steps is None:
-            continue
-        if len(w.where) == len(memory.steps):
-            memory.steps += 1
-        else:
-            memory.steps[w.where] += 1
+        steps = optimizer._memories[id(w.group)].steps
+        if steps is not None and len(w.where) == len(steps):
+            steps += 1
+        elif steps is not None:
+            steps[w.where] += 1
 
 
 def places_of(params: Sequence[Any], *, sharded: bool = False) -> list[tuple[Any, ...]]:
@@ -188,9 +186,7 @@ class Watch:
         """
         for w in work:
             w.skip = None
-        flags = {}
-        if self.mode != "propagate":
-            flags = self._find_nonfinite(work, [tensor for _, tensor in curvature])
+        flags = {} if self.mode == "propagate" else self._find_nonfinite(work, curvature)
         if self.mode == "raise":
             if any(map(bool, flags.values())):
                 _refuse(groups, curvature)
@@ -205,7 +201,7 @@ class Watch:
         return True
 
     def _find_nonfinite(
-        self, work: Sequence[Work], curvature: Sequence[Tensor]
+        self, work: Sequence[Work], curvature: Sequence[tuple[Sequence[Tensor], Tensor]]
     ) -> dict[torch.device, Tensor]:
         """On each device of the work: 1 if any number, on whatever device, is not finite, else 0.
 
@@ -217,8 +213,8 @@ class Watch:
             if isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
                 return {}
             found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
-        for tensor in curvature:  # on the device of a parameter, and looked at with the gradients
-            found.setdefault(tensor.device, []).append(tensor)
+        for _, largest in curvature:  # on the device of a parameter, looked at with the gradients
+            found.setdefault(largest.device, []).append(largest)
         flags = {device: self._flag(tensors, device) for device, tensors in found.items()}
         if self.over_ranks is not None:
             self.over_ranks(flags)
@@ -254,7 +250,7 @@ class Watch:
     @property
     def skipped(self) -> int:
         """How many steps were left out; reading it waits for the devices."""
-        return sum(int(count) for count in self._counts.values())
+        return sum(map(int, self._counts.values()))
 
 
 def host_reads(device: torch.device) -> bool:
@@ -290,15 +286,14 @@ def _refuse(
             g = getattr(p.grad, "_local_tensor", p.grad)
             given = [
                 number
-                for owners, numbers in curvature
-                for owner, number in zip(owners, numbers.reshape(-1), strict=True)
+                for owners, largest in curvature
+                for owner, number in zip(owners, largest.reshape(-1), strict=True)
                 if owner is p
             ]
-            bad = {"gradient": g is not None and not _each_finite([g])}
-            bad["curvature"] = not _each_finite(given)
-            for what in filter(bad.__getitem__, bad):
-                raise FloatingPointError(
-                    f"the {what} of parameter {name} of shape {tuple(p.shape)} is not finite; "
-                    "nothing was changed. nonfinite='skip' leaves such steps out"
-                )
+            for what, numbers in {"gradient": [] if g is None else [g], "curvature": given}.items():
+                if not _each_finite(numbers):
+                    raise FloatingPointError(
+                        f"the {what} of parameter {name} of shape {tuple(p.shape)} is not finite; "
+                        "nothing was changed. nonfinite='skip' leaves such steps out"
+                    )
     raise FloatingPointError("a gradient on another rank is not finite; nothing was changed")

@@ -119,6 +119,16 @@ def norm_of(t: Tensor) -> Tensor:
     return norm
 
 
+def last_update_rms(
+    optimizer: RootFreeOptimizer, p: Tensor, group: Group, row: Row
+) -> Tensor | None:
+    """RMS of the last step of `p`; None: it is not known."""
+    tail, m, u = optimizer._tail(group), row.get("momentum"), None
+    if p.grad is not None and (m is None or tail.nesterov):
+        u = optimizer._direction_of(p, group, row)
+    return update_rms(tail, p, m, u)
+
+
 def update_rms(tail: Tail, p: Tensor, m: Tensor | None, u: Tensor | None) -> Tensor | None:
     """RMS of the step of `p`: m, u + α₁m where both are given, u without m; None without either."""
     if u is not None:

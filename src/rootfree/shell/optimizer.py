@@ -27,13 +27,12 @@ from rootfree.placement.owners import Cut
 from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
-from rootfree.shell.agreement import Agreement
 from rootfree.shell.checkpoint import load_checkpoint, with_named_dtypes
 from rootfree.shell.companion import AdamW
 from rootfree.shell.diagnostics import Diagnostics
 from rootfree.shell.gradients import Watch, advance_clocks, find_work, memory_of
 from rootfree.shell.groups import checked_group
-from rootfree.shell.inspection import measured_parameters, update_rms
+from rootfree.shell.inspection import last_update_rms, measured_parameters
 from rootfree.shell.memory import check_shapes, remember
 from rootfree.shell.method import Method
 from rootfree.shell.options import check_switches
@@ -76,8 +75,8 @@ class RootFreeOptimizer(Optimizer, Method):
         if isinstance(params, Iterator):
             params = list(params)
         self._placement = claimed_placement(given)
-        self._start_alone()
-        with self._agreement.telling(params):
+        self._placing = Placing(self._placement)
+        with self._placing.agreement.telling(params):
             checked_placement(given)
             kernel_devices(given["fused"])  # what is no value of it is refused
             check_switches(given)
@@ -95,7 +94,7 @@ class RootFreeOptimizer(Optimizer, Method):
         super().__setstate__(state)
         # The machine that we are on now may have no kernels to insist on.
         self._fused = False if state.get("_fused") is False else None
-        self._start_alone()
+        self._placing = Placing(self._placement)  # ranks find each other anew
         mode = self.__dict__.pop("nonfinite", "skip")
         self._watch = Watch(mode, fused=self._fused)  # counts anew
         if self._curvature is not None:
@@ -110,11 +109,6 @@ class RootFreeOptimizer(Optimizer, Method):
         asked = {name: getattr(self, name) for name in ("_fused", "_capturable", "_placement")}
         return {**super().__getstate__(), **asked, **kept, "nonfinite": self._watch.mode}
 
-    def _start_alone(self) -> None:
-        """Know nothing of other ranks yet; copies start like that, too."""
-        self._agreement = Agreement(self._placement)
-        self._placing = Placing(self._agreement)
-
     def _of(self, group: Group) -> Method:
         """What updates the parameters of a group: this method, or its companion."""
         return self if group.get("companion") is None else AdamW(fused=self._fused is not False)
@@ -128,7 +122,7 @@ class RootFreeOptimizer(Optimizer, Method):
         """Add parameters with their own options; a bad group changes nothing."""
         if isinstance(param_group, dict) and isinstance(param_group.get("params"), Iterator):
             param_group = {**param_group, "params": list(param_group["params"])}
-        with self._agreement.telling(param_group):
+        with self._placing.agreement.telling(param_group):
             group = checked_group(self, param_group)
             self._placing.settle(self, group)
         super().add_param_group(group)
@@ -168,28 +162,22 @@ class RootFreeOptimizer(Optimizer, Method):
         All gradients, and a curvature that is given, are looked at before the first parameter is
         changed, so that an error leaves parameters and state as they were.
         """
-        if torch.compiler.is_compiling() and self._agreement.is_shared:
+        if torch.compiler.is_compiling() and self._placing.agreement.is_shared:
             return self._plain_step(closure)  # before it, ranks agree
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work = find_work(self)
-        refreshed = [w for w in work if w.refresh] if self._curvature is not None else []
-        if self._curvature is not None:
-            self._curvature.check([p for w in refreshed for p in w.params])
+        work, curvature = find_work(self), self._curvature
+        if curvature is not None:
+            curvature.check([p for w in work if w.refresh for p in w.params])
         if self._batch_counter is not None:
             batch_size_option.count(self)
         elif self._wrappers != () and not torch.compiler.is_compiling():
             batch_size_option.ask_wrappers(self)
         if any(self._terms(w.group) is None for w in work):
             raise RuntimeError(batch_size_option.MISSING)
-        if self._curvature is not None:
-            for w in refreshed:
-                w.matrices = w.matrices or self._curvature.matrices_of(w.params)
-            asked = ((*each, self._terms(w.group)) for w in refreshed for each in w.matrices)
-            self._curvature.ask(asked, self._placing.blocks_here)
-        given = [] if self._curvature is None else self._curvature.largest
+        given = [] if curvature is None else self._asked(curvature, work)
         acts = self._watch.look(work, self.param_groups, given)
         for w in work:
             if acts:
@@ -197,9 +185,18 @@ class RootFreeOptimizer(Optimizer, Method):
             w.gs = []
         if acts:
             advance_clocks(self, work)
-        if self._curvature is not None:
-            self._curvature.done()
+        if curvature is not None:
+            curvature.done()
         return loss
+
+    def _asked(self, curvature: CurvatureSource, work: list[Work]) -> list[Any]:
+        """Ask for H where preconditioners are refreshed; the largest numbers in it, for `look`."""
+        refreshed = [w for w in work if w.refresh]
+        for w in refreshed:
+            w.matrices = w.matrices or curvature.matrices_of(w.params)
+        asked = ((*each, self._terms(w.group)) for w in refreshed for each in w.matrices)
+        curvature.ask(asked, self._placing.blocks_here)
+        return curvature.largest
 
     @_disable_dynamo
     def _plain_step(self, closure: Any = None) -> Any:
@@ -221,6 +218,7 @@ class RootFreeOptimizer(Optimizer, Method):
         return self._watch.skipped
 
     _remember = _disable_dynamo(remember)  #: makes what is known of a group anew
+    _update_rms = last_update_rms  # in inspection.py
 
     def _tail(self, group: Group) -> Tail:
         """The tail of the heavy-ball methods."""
@@ -288,12 +286,6 @@ class RootFreeOptimizer(Optimizer, Method):
         """
         found = measured_parameters(self, conditions=conditions)
         return Diagnostics(found, self._watch.counts())
-
-    def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
-        tail, m, u = self._tail(group), row.get("momentum"), None
-        if p.grad is not None and (m is None or tail.nesterov):
-            u = self._direction_of(p, group, row)
-        return update_rms(tail, p, m, u)
 
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
         """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""

@@ -13,7 +13,7 @@ from rootfree.layout.tiles import Tile
 from rootfree.placement.canonical import saved_rows
 from rootfree.placement.homes import Home, description, homes_of, tile_number
 from rootfree.placement.placed_stack import PlacedStack
-from rootfree.placement.ranks import Ranks
+from rootfree.placement.sharded import Sharded
 from rootfree.shell.agreement import Agreement
 from rootfree.shell.parameter_state import renumber_, working_dtype
 from rootfree.shell.said import asked
@@ -29,21 +29,16 @@ PrefixedTile = tuple[str, Tile, tuple[Structure, ...]]
 class Placing:
     """The homes of parameters whose blocks ranks share."""
 
-    def __init__(self, agreement: Agreement) -> None:
-        self._agreement = agreement
+    def __init__(self, option: Sharded | None) -> None:
+        self.agreement = Agreement(option)
         self.homes: dict[Tensor, Home] = {}
-
-    @property
-    def crews(self) -> list[Ranks]:
-        """The groups of ranks that share blocks."""
-        return self._agreement.crews
 
     def settle(self, optimizer: RootFreeOptimizer, group: Group) -> None:
         """Find out which ranks have a group's parameters too, and which blocks of them are whose.
 
         Called before there is any state.  Changes the optimizer.
         """
-        agreement = self._agreement
+        agreement = self.agreement
         params = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
         params = [p for p in params if not agreement.knows(p)]
         if params:
@@ -120,25 +115,20 @@ class Placing:
             ],
             wide=working_dtype(params[0]),
             where=work.where,
-            absent=partial(self._agreement.absent, work.group),
+            absent=partial(self.agreement.absent, work.group),
         )
 
-    def saved(self, params: Sequence[Tensor], rows: Mapping[Any, Any]) -> dict[Any, Any]:
-        """State in the form of checkpoints; rows by the number of the parameter.
-
-        Rows under other keys are not of parameters.
-        """
-        numbers = [n for n in range(len(params)) if n in rows]
-        for ranks in self.crews:
+    def saved(self, rows: Mapping[Tensor, Any], numbers: Sequence[int]) -> dict[Tensor, Any]:
+        """State in the form of checkpoints; `numbers`: of its parameters among all."""
+        for ranks in self.agreement.crews:
             ranks.check_agree("state_dict()", {"the parameters": numbers}, about="state_dict()")
-        found = saved_rows({params[n]: rows[n] for n in numbers}, self.homes)
-        return {**rows, **{n: found.get(params[n], rows[n]) for n in numbers}}
+        return {**rows, **saved_rows(rows, self.homes)}
 
     def report(self) -> list[str]:
         """What this rank exchanges, for `summary()`: a line for each group of ranks."""
         lines = []
-        for ranks in (each for each in self.crews if each.world > 1):
-            told = ranks.traffic.described(max(self._agreement.steps, 1))
+        for ranks in (each for each in self.agreement.crews if each.world > 1):
+            told = ranks.traffic.described(max(self.agreement.steps, 1))
             lines.append(
                 f"blocks are shared by {ranks.world} ranks; rank {ranks.ranks[ranks.me]}: {told}"
             )

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rootfree.placement.processes import digest
 from rootfree.placement.ranks import PROBLEM
+from rootfree.shell.work import Group
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
-Group = dict[str, Any]
 _PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
 
 #: what is said of a tracker of the batch size
 COUNTING = "whether track_batch_size counts"
 
 
-class Said(NamedTuple):
-    """What a rank says before a step."""
-
-    options: list[dict[str, Any]]  # of all groups
-    counting: bool
-    seen: list[Any]  # of the groups that are shared: which gradients are there
-    trouble: str | None
-
-    def labelled(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by what it is."""
-        if self.trouble is not None:
-            return {PROBLEM: self.trouble}
-        found = {
-            f"{name} of parameter group {n}": value
-            for n, group in enumerate(self.options)
-            for name, value in group.items()
-        }
-        return {**found, COUNTING: self.counting}
+def labelled(options: list[Group], counting: bool, trouble: str | None) -> dict[str, Any]:
+    """What must be the same on all ranks before a step, by what it is; `options`: of all groups."""
+    if trouble is not None:
+        return {PROBLEM: trouble}
+    found = {
+        f"{name} of parameter group {n}": value
+        for n, group in enumerate(options)
+        for name, value in group.items()
+    }
+    return {**found, COUNTING: counting}
 
 
 def asked(optimizer: RootFreeOptimizer) -> dict[str, Any]:

@@ -46,16 +46,17 @@ def wrappers_around(optimizer: Any) -> Wrappers:
     held, found = [optimizer], []
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES):
+        if frame is None:
+            break
         # Functions that return soon: to look at the locals of a training loop keeps them alive.
-        steps = frame is not None and frame.f_code.co_name.endswith("step")
-        first = frame.f_code.co_varnames[:1] if frame is not None and steps else ()
-        caller = frame.f_locals.get(*first) if frame is not None and first else None
+        first = frame.f_code.co_varnames[:1] if frame.f_code.co_name.endswith("step") else ()
+        caller = frame.f_locals.get(*first) if first else None
         if caller is not None and all(caller is not each for each in held):
             holds = any(value is each for value in _values(caller) for each in held)
             if holds and hasattr(caller, "param_groups") and hasattr(caller, "step"):
                 held.append(caller)
                 found.append(_reference(caller))
-        frame = None if frame is None else frame.f_back
+        frame = frame.f_back
     return tuple(found)
 
 
