@@ -1,9 +1,9 @@
-"""State as checkpoints have it: the shapes of one process, as DTensors.
+"""State as checkpoints have it: DTensors with the shapes of one process.
 
-What owners keep of blocks and momentum becomes DTensors of the shapes that the state has in one
-process. Factors are cut along their rows (a parameter has few blocks and many rows), momentum along
-its first axis, over the mesh of the parameter or over all ranks that share its blocks. Such a
-checkpoint fits every number of ranks and every kind of parallelism.
+Owners keep the factors and the momentum of their blocks. In a checkpoint these are DTensors of the
+shapes that the state has in one process. Factors are sharded along their rows (a parameter has few
+blocks and many rows), momentum along its first axis, over the mesh of the parameter or over all
+ranks that share its blocks. Such a checkpoint fits any number of ranks and any parallelism.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Boxes = dict[Box, Tensor]
 
 
 class Entry(NamedTuple):
-    """A tensor of the state that owners have the parts of."""
+    """A tensor of the state that is divided among the owners of blocks."""
 
     p: Tensor
     home: Home
     key: str
     shape: tuple[int, ...]  # of the whole
-    view: tuple[int, ...]  # in whose axes boxes are
+    view: tuple[int, ...]  # the shape whose axes boxes refer to
     owned: Places
-    cut: int | None  # the axis that is cut over the mesh
-    owners_part: Tensor  # what is owned here
+    cut: int | None  # the axis that is sharded over the mesh
+    owners_part: Tensor  # what this rank owns
     mine: Boxes  # the same by boxes
 
     @property
     def shards(self) -> list[Box]:
-        """What each rank has of the saved tensor, as torch cuts it into chunks."""
+        """The shard of the saved tensor on each rank, as torch cuts it into chunks."""
         boxes = []
         for number, count in self.home.shards:
             box = list(whole(self.shape))
@@ -52,12 +52,12 @@ class Entry(NamedTuple):
 
     @property
     def my_shard(self) -> Box:
-        """What this rank has of it."""
+        """The shard of this rank."""
         return self.shards[self.home.ranks.me]
 
     @property
     def saved(self) -> Places:
-        """(rank, box in the view) of the same."""
+        """(rank, box in the view) of all shards."""
         return [
             (rank, there)
             for rank, box in enumerate(self.shards)
@@ -84,7 +84,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(p: Tensor, home: Home, row: State) -> list[Entry]:
-    """What of the state of a parameter is with the owners of its blocks."""
+    """The part of a parameter's state that is divided among the owners of its blocks."""
     found = []
     for key, tensor in ordered(row).items() if home.cut else ():
         if key.startswith("block"):
@@ -102,7 +102,7 @@ def entries_of(p: Tensor, home: Home, row: State) -> list[Entry]:
 
 
 def ordered(row: Mapping[str, Any]) -> dict[str, Any]:
-    """State in an order that is the same on all ranks, whatever they own."""
+    """State in an order that is the same on all ranks."""
     return {key: row[key] for key in sorted(row)}
 
 
@@ -124,19 +124,13 @@ def saved_rows(
 def owned_rows(
     like: Mapping[Tensor, State], homes: Mapping[Tensor, Home], given: Mapping[Tensor, State]
 ) -> dict[Tensor, dict[str, Tensor]]:
-    """The inverse: what of a checkpoint's rows belongs here, written into the tensors of `like`.
+    """The inverse: this rank's part of a checkpoint, written into the tensors of `like`.
 
     Tensors of the checkpoint may be DTensors, or whole on every rank.
     """
-    entries = [
-        entry
-        for p, row in like.items()
-        if p in given and p in homes
-        for entry in entries_of(p, homes[p], row)
-        if entry.key in given[p]
-    ]
+    entries = _given_entries(like, homes, given)
     found: dict[Tensor, dict[str, Any]] = {p: dict(row) for p, row in given.items()}
-    for entry in entries:  # in the place of what is whole comes what is owned here
+    for entry in entries:  # replace what is whole by what this rank owns
         found[entry.p][entry.key] = entry.owners_part
     for p, row in found.items():
         for key in [key for key in row if key in like.get(p, {})]:
@@ -150,23 +144,33 @@ def owned_rows(
 def mismatches(
     like: Mapping[Tensor, State], homes: Mapping[Tensor, Home], given: Mapping[Tensor, State]
 ) -> Iterable[str]:
-    """What of a checkpoint does not fit, in words."""
-    for p, row in like.items():
-        for entry in entries_of(p, homes[p], row) if p in homes and p in given else ():
-            tensor = given[p].get(entry.key, entry)
-            what = f"the checkpoint's {entry.key!r} of a parameter of shape {entry.home.shape}"
-            if tensor is entry:
-                continue  # the state lacks it, which is found out elsewhere
-            if not isinstance(tensor, Tensor):
-                yield f"{what} must be a Tensor, got {type(tensor).__name__}"
-            elif tuple(tensor.shape) != entry.shape:
-                yield f"{what} has shape {tuple(tensor.shape)}, but must have {entry.shape}"
+    """Messages about tensors of a checkpoint that do not fit."""
+    for entry in _given_entries(like, homes, given):
+        tensor: Any = given[entry.p][entry.key]
+        what = f"the checkpoint's {entry.key!r} of a parameter of shape {entry.home.shape}"
+        if not isinstance(tensor, Tensor):
+            yield f"{what} must be a Tensor, got {type(tensor).__name__}"
+        elif tuple(tensor.shape) != entry.shape:
+            yield f"{what} has shape {tuple(tensor.shape)}, but must have {entry.shape}"
+
+
+def _given_entries(
+    like: Mapping[Tensor, State], homes: Mapping[Tensor, Home], given: Mapping[Tensor, State]
+) -> list[Entry]:
+    """The entries that a checkpoint has; what it lacks is refused elsewhere."""
+    return [
+        entry
+        for p, row in like.items()
+        if p in homes
+        for entry in entries_of(p, homes[p], row)
+        if entry.key in given[p]
+    ]
 
 
 def _exchange(moves: Sequence[tuple[Entry, Places, Places, Boxes, Boxes]]) -> None:
-    """Bring every entry from places to places, by one exchange for each group of ranks and dtype.
+    """Move entries between ranks, by one exchange for each group of ranks, dtype and device.
 
-    Each with what is here of the former, and where to put what will be here of the latter.
+    A move is an entry, its places before and after, and this rank's tensors before and after.
     """
     kinds: dict[Any, list[int]] = {}
     for n, (entry, *_) in enumerate(moves):

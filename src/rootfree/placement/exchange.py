@@ -1,7 +1,7 @@
 """Moving boxes between ranks, by one all-to-all with exact sizes.
 
-Which elements of which tensors go where in the buffers is worked out once, on stand-ins without
-memory; a step makes one view for each piece and copies them all at once.
+Where elements go in the buffers is computed once, from shapes and strides. A step makes one view
+for each piece, and copies all of them at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rootfree.placement.traffic import Traffic
 
 
 class Piece(NamedTuple):
-    """A view of a tensor that may not be there yet, relative to where the tensor begins."""
+    """A view of a tensor that need not exist yet, relative to the beginning of the tensor."""
 
     number: int  # of the tensor
     size: tuple[int, ...]
@@ -45,23 +45,23 @@ Pieces = Mapping[tuple[Key, Box], Piece]
 
 
 def stand_in(shape: Sequence[int]) -> Tensor:
-    """What a contiguous tensor looks like."""
+    """A contiguous tensor without memory."""
     return torch.empty(shape, device="meta")
 
 
 def piece_of(number: int, view: Tensor) -> Piece:
-    """The piece of the tensor with this number that is like the view of a stand-in for it."""
+    """The piece of the tensor with this number, given a view of a stand-in for the tensor."""
     return Piece(number, tuple(view.shape), view.stride(), int(view.storage_offset()))
 
 
 class Exchange:
-    """A route between given kinds of tensors, for numbers of one dtype."""
+    """A route between tensors of known shapes and strides, for numbers of one dtype."""
 
     def __init__(
         self, route: Route, have: Pieces, want: Pieces, *, dtype: torch.dtype,
         device: torch.device, group: Any,
     ) -> None:  # fmt: skip
-        """`group`: the processes; None: nobody sends anything, and nobody waits."""
+        """`group`: the processes; None: no rank sends anything, and none waits."""
         outgoing = [leg for legs in route.sent for leg in legs]
         incoming = [leg for legs in route.received for leg in legs]
         self._out, self._in = _cuts(have, outgoing), _cuts(want, incoming)
@@ -81,7 +81,7 @@ class Exchange:
         self._group = group
 
     def keep_(self, have: Sequence[Tensor], want: Sequence[Tensor]) -> None:
-        """Fill what is wanted here from what is here; zeros where nobody has it.  Changes want."""
+        """Copy what this rank has itself; zeros for what no rank has.  Changes want."""
         for hole in self._holes:
             hole.of(want).zero_()
         _copy_(_views(self._kept[1], want), _views(self._kept[0], have))
@@ -98,19 +98,19 @@ class Exchange:
         return Flight(self, _all_to_all(come, out, self._sizes, self._group), traffic)
 
     def unpack_(self, come: Tensor, want: Sequence[Tensor]) -> None:
-        """Put what came where it belongs.  Changes want."""
+        """Copy what was received to its place.  Changes want."""
         _copy_(_views(self._in, want), _spaces(come, self._in_like))
 
 
 class Flight(NamedTuple):
-    """An exchange under way; buffers stay for as long as this does."""
+    """An exchange under way; it keeps the buffers alive."""
 
     exchange: Exchange
     wait: Callable[[], Tensor]
     traffic: Traffic
 
     def land_(self, want: Sequence[Tensor]) -> None:
-        """Wait for what others sent, and put it where it belongs.  Changes want and traffic."""
+        """Wait for what others sent, and copy it to its place.  Changes want and traffic."""
         begun = time.perf_counter()
         come = self.wait()
         self.traffic.waited += time.perf_counter() - begun
@@ -121,7 +121,7 @@ def move(
     route: Route, have: Mapping[tuple[Key, Box], Tensor], want: Mapping[tuple[Key, Box], Tensor],
     *, dtype: torch.dtype, device: torch.device, group: Any,
 ) -> None:  # fmt: skip
-    """One exchange between tensors that are there.  Changes `want`."""
+    """One exchange between existing tensors.  Changes `want`."""
     exchange = Exchange(
         route, _pieces(have), _pieces(want), dtype=dtype, device=device, group=group
     )
@@ -140,7 +140,7 @@ def _cuts(pieces: Pieces, legs: Iterable[Leg]) -> list[Piece]:
 
 
 def _spaces(buffer: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Views of a buffer, one after the other, in the shapes of stand-ins."""
+    """Consecutive views of a buffer, in the shapes of stand-ins."""
     return list(torch._C._nn.unflatten_dense_tensors(buffer, like)) if like else []
 
 
@@ -154,14 +154,14 @@ def _copy_(to: list[Tensor], source: list[Tensor]) -> None:
 
 
 def _all_to_all(come: Tensor, out: Tensor, sizes: list[list[int]], group: Any) -> Any:
-    """Start the exchange; the function returned waits for it and gives what came."""
+    """Start the exchange; the returned function waits for it and returns what was received."""
     if len(sizes[0]) == 1:
         return lambda: come
     device = exchange_device(group, out.device)
     there, here = (out, come) if device == out.device else (
         out.to(device), torch.empty_like(come, device=device)
     )  # fmt: skip
-    # As bytes: not every backend knows every dtype.
+    # As bytes: not every backend supports every dtype.
     width = out.element_size()
     bytes_in, bytes_out = ([n * width for n in each] for each in sizes)
     work = torch.distributed.all_to_all_single(

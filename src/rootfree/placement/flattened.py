@@ -1,4 +1,4 @@
-"""Parameters that `FullyShardedDataParallel` (FSDP1) has made vectors of, whatever shape they had.
+"""Parameters that `FullyShardedDataParallel` (FSDP1) has flattened to vectors.
 
 torch marks them by attributes that are not public; tests/distributed/test_flattened.py pins these.
 """
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def flattened(params: Iterable[Tensor]) -> list[Tensor]:
-    """Those whose shape is lost.
+    """The parameters that have lost their shapes.
 
     With `use_orig_params=True` the original parameters are marked, too. They are pieces of one
-    vector, unless nothing is sharded: then they have their own shapes, and matrices are among them.
+    vector, unless nothing is sharded: then they keep their shapes, matrices included.
     """
     marked = [p for p in params if getattr(p, "_fsdp_flattened", False)]
     if any(p.dim() > 1 for p in marked):
@@ -26,7 +26,7 @@ def flattened(params: Iterable[Tensor]) -> list[Tensor]:
 def check_shapes_are_kept(
     groups: Iterable[dict[str, Any]], *, method: str, matrices: bool, nonfinite: str
 ) -> None:
-    """Refuse flattened parameters where a step would be another one than that of one process.
+    """Refuse flattened parameters where a step would differ from that of one process.
 
     `matrices`: whether the method needs their shapes.
     """

@@ -1,4 +1,4 @@
-"""Counting the batch size from what goes through a model."""
+"""Counts the batch size from the inputs and gradients of a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rootfree.shell.loss_terms import (
 )
 from rootfree.shell.optimizer import RootFreeOptimizer
 
-# Where wrappers keep the optimizer that they wrap.
+# Attributes in which wrappers keep the optimizer.
 _INSIDE = ("optimizer", "_optimizer", "_base_optimizer")
 
 
@@ -98,7 +98,7 @@ def unwrapped(optimizer: Any) -> RootFreeOptimizer:
     """The optimizer inside wrappers such as Accelerate's, Lightning's and timm's."""
     inner: Any = optimizer
     for _ in range(8):
-        # First inside: Lightning's wrapper is of a class derived from that of what it wraps.
+        # Inside first: the class of Lightning's wrapper is derived from that of the optimizer.
         found = (getattr(inner, name, None) for name in _INSIDE)
         within = next((each for each in found if each is not None), None)
         if within is None:
@@ -114,7 +114,7 @@ def unwrapped(optimizer: Any) -> RootFreeOptimizer:
 class BatchSizeTracker:
     """The handle returned by :func:`track_batch_size`.
 
-    The optimizer keeps it; it goes, and its hook with it, when the optimizer does.
+    The optimizer owns it: the tracker and its hook go when the optimizer does.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class BatchSizeTracker:
         self._over_ranks = over_ranks
         self._passes: list[_Pass] = []  # since the last step
         self._backward = -1  # the backward pass that was counted last
-        self._looked = False  # whether the gradient of a loss was looked at
-        self._opaque = ""  # the type of an output without tensors to follow
+        self._looked = False  # whether the gradient of a loss was checked
+        self._opaque = ""  # the type of an output in which no tensor was found
         self._name = type(model).__name__
         self._optimizer = weakref.ref(optimizer)
         hook = model.register_forward_hook(_Hook(self), with_kwargs=True)
@@ -138,7 +138,7 @@ class BatchSizeTracker:
         optimizer._batch_counter = self
 
     def _doubt(self, reason: str | None, counted: int) -> None:
-        """Warn once: a count that can be wrong says so."""
+        """Warn once that the count may be wrong."""
         if reason is not None and self._guesses:
             self._guesses = False
             warnings.warn(
@@ -148,7 +148,7 @@ class BatchSizeTracker:
             )
 
     def _miss(self, ids: Ids, shapes: list[tuple[int, ...]]) -> None:
-        """Warn once that the output has no place for each token."""
+        """Warn once that the output has no position for each token."""
         if not self._looked:
             self._looked = True
             warnings.warn(
@@ -162,15 +162,15 @@ class BatchSizeTracker:
     def after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Count a forward pass when its backward pass comes by."""
+        """Count a forward pass once its backward pass runs."""
         if not (module.training and torch.is_grad_enabled()):
             return
         found = self._count(args, kwargs)
         terms = natural_number("the count of loss terms", found)
         if self._guesses:
             self._doubt(doubt_about_inputs(args, kwargs), terms)
-        # Counted when the backward pass comes by, not now: zero_grad() may stand between forward
-        # and backward, and a forward that is never differentiated contributes no gradient.
+        # Counted in the backward pass, not now: zero_grad() may come between the two, and a forward
+        # pass that is never differentiated contributes no gradient.
         here = _Pass(terms)
         outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         self._opaque = "" if outputs else type(output).__name__
@@ -182,15 +182,15 @@ class BatchSizeTracker:
 
         def on_backward(gradient: Tensor, axis: int | None) -> None:
             if axis is not None:
-                # A position that the loss leaves out has zeros alone.
+                # The gradient is zero at positions that the loss leaves out.
                 here.use((gradient.detach() != 0).any(axis).flatten())
-            # Of several outputs, none was made from the first that has a gradient. A scalar is the
-            # loss itself.
+            # The first output to get a gradient was not an input of another output. A scalar is
+            # the loss itself.
             if self._guesses and not self._looked and gradient.dim() > 0:
-                # Once: the host waits for the device. A batch that is left out says nothing.
+                # Only once, as the host waits for the device. A skipped batch tells nothing.
                 self._looked = bool(gradient.isfinite().all())
                 self._doubt(doubt_about_loss(gradient, terms) if self._looked else None, terms)
-            if here.counted:  # several outputs, or several backward passes, are still one batch
+            if here.counted:  # several outputs, or several backward passes, of one batch
                 return
             here.counted = True
             self._passes.append(here)
@@ -203,9 +203,9 @@ class BatchSizeTracker:
             tensor.register_hook(partial(on_backward, axis=axis))
 
     def take(self, *, needed: bool = True) -> int:
-        """The number of loss terms since the last step, over all ranks; starts anew.
+        """The number of loss terms since the last step, over all ranks.  Resets the count.
 
-        `needed`: whether there are gradients here, which makes a count of zero an error.
+        `needed`: whether this rank has gradients, which makes a count of zero an error.
         """
         total = self._over_ranks(sum(map(int, self._passes)))
         if total == 0 and needed and self._opaque:
@@ -243,7 +243,7 @@ class BatchSizeTracker:
 
 
 class _Pass:
-    """A forward pass: its loss terms, fewer if a loss does not depend on all its positions."""
+    """A forward pass and its number of loss terms, without positions that no loss uses."""
 
     def __init__(self, terms: int) -> None:
         self.counted = False
@@ -253,11 +253,11 @@ class _Pass:
         self._arrived: Any = None  # an event: the number is on the host
 
     def use(self, positions: Tensor) -> None:
-        """Positions that a loss depends on; those of several losses are put together."""
+        """Add positions that a loss depends on."""
         self._used = positions if self._used is None else self._used | positions
         number = self._number = self._used.sum()
         if number.is_cuda:
-            # Copied now: reading it waits for what is queued so far, not for what comes after.
+            # Copied now, so that reading it waits only for work that is queued so far.
             self._number = torch.empty((), dtype=number.dtype, pin_memory=True)
             self._number.copy_(number, non_blocking=True)
             self._arrived = torch.cuda.Event()
@@ -266,12 +266,12 @@ class _Pass:
     def __int__(self) -> int:
         if self._arrived is not None:
             self._arrived.synchronize()
-        # Where all gradients are zero no count matters.
+        # If all gradients are zero, the count does not matter.
         return self._terms if self._number is None else int(self._number) or self._terms
 
 
 class _Hook:
-    """What a model has of a tracker: no more than a way to find it, if it is still there."""
+    """A hook that holds its tracker weakly."""
 
     def __init__(self, tracker: BatchSizeTracker | None) -> None:
         self._tracker = (lambda: None) if tracker is None else weakref.ref(tracker)
@@ -285,6 +285,6 @@ class _Hook:
             tracker.after_forward(module, args, kwargs, output)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The hook is copied and pickled along with the model (averaged copies, torch.save(model)).
-        # That copy counts nothing, and does not take the optimizer and its state with it.
+        # The hook is copied and pickled with the model (averaged copies, torch.save(model)). The
+        # copy counts nothing, and does not drag the optimizer and its state along.
         return _Hook, (None,)

@@ -37,8 +37,8 @@ from rootfree.shell.step_counts import count_, first_count, read_clocks, with_cl
 from rootfree.shell.summary import blocks_of
 from rootfree.shell.work import Group, Work
 
-# Directions are replayed from CUDA graphs where these take at most this part of the device's
-# memory. Bytes an element: of temporaries; with a given curvature, of its copy and of KᵀUK too.
+# Directions are replayed from CUDA graphs if these take at most this part of the device's memory.
+# Bytes per element: temporaries; with a given curvature also its copy and KᵀUK.
 REPLAYED = 0.01
 _BYTES, _BYTES_GIVEN = 8, 32
 
@@ -49,12 +49,12 @@ class BlockOptimizer(RootFreeOptimizer):
     _has_companions = True
     _elements_at_once = None  # buckets have all their members at once
 
-    #: whether a parameter is one vector with a dense factor, not a tensor with one for each axis
+    #: True: a parameter is one vector with a dense factor. False: every axis has a factor.
     _flat: ClassVar[bool] = False
 
     _handle: int  #: by which a compiled graph finds the optimizer
 
-    #: kernels that do what `_direction` does, and whether they do so with a given curvature
+    #: kernels in place of `_direction`, and whether they accept a given curvature
     _kernel: ClassVar[Callable[..., None] | None] = None
     _kernel_takes_curvature: ClassVar[bool] = False
 
@@ -69,7 +69,7 @@ class BlockOptimizer(RootFreeOptimizer):
         return kept
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Copies, too, get a handle of their own."""
+        """Give every optimizer its own handle, copies included."""
         made = super().__new__(cls)
         made._handle = compiled_step.new_handle(made)
         return made
@@ -77,7 +77,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _act(self, work: Work) -> None:
         kind = work.ps[0].device.type
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            with torch.autocast(kind, enabled=False):  # products have dtypes of their own
+            with torch.autocast(kind, enabled=False):  # the method chooses its dtypes
                 super()._act(work)
         else:
             super()._act(work)
@@ -98,7 +98,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _direction(
         group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
     ) -> Tensor:
-        """The rule: U of a stack of gradients; H, if any, refreshes the state first, in place."""
+        """The rule: U of a stack of gradients; a given H first refreshes the state, in place."""
 
     def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
         """The dtype in which gradients are gathered and multiplied."""
@@ -136,7 +136,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _checked_options(self, group: Group) -> dict[str, Any]:
         checked = super()._checked_options(group)
         for what, p in named(group["params"]):
-            try:  # an impossible structure or block size is found before anything is changed
+            try:  # refuses an impossible structure or block size before anything changes
                 self._cut(p, {**group, **checked})
             except ValueError as error:
                 raise ValueError(f"{what}: {error}") from error
@@ -144,9 +144,9 @@ class BlockOptimizer(RootFreeOptimizer):
 
     @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
+        """The checkpoint, as in torch.optim; factors are whole, whatever form kernels use."""
         saved = super().state_dict()
-        state = saved["state"]  # under other keys than numbers wrappers keep what is theirs
+        state = saved["state"]  # wrappers may keep their own entries under other keys
         params = [p for group in self.param_groups for p in group["params"]]
         numbers = [n for n in range(len(params)) if n in state]
         rows = with_clocks(self._memories.values(), {params[n]: joined(state[n]) for n in numbers})
@@ -155,14 +155,14 @@ class BlockOptimizer(RootFreeOptimizer):
         return {**saved, "state": {**state, **{n: rows[params[n]] for n in numbers}}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy a checkpoint in, as every optimizer here does; refreshes go on with its clock."""
+        """Copy a checkpoint in; refreshes continue with its clock."""
         super().load_state_dict(state_dict)
         for memory in self._memories.values():
             read_clocks(memory)
 
     @property
     def refreshes_next(self) -> bool:
-        """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
+        """Whether the next step refreshes a preconditioner, and so uses the curvature."""
         return any(any(dues_of(memory_of(self, group))) for group in self.param_groups)
 
     def release(self) -> None:
@@ -189,7 +189,7 @@ class BlockOptimizer(RootFreeOptimizer):
         return cast("float", group["precond_lr"])
 
     def step(self, closure: Any = None) -> Any:
-        """One update of every parameter that has a gradient; torch.compile leaves it as it is."""
+        """One update of every parameter that has a gradient; a single op under torch.compile."""
         if torch.compiler.is_compiling() and closure is None and compiled_step.fits_in_graph(self):
             return compiled_step.step_in_graph(self)
         return self._plain_step(closure)
@@ -202,7 +202,7 @@ class BlockOptimizer(RootFreeOptimizer):
         curvature = partial(self._curvature_of, B=self._terms(group)) if refresh else None
         for where, stack in work.stacks:
             gs = [work.gs[i] for i in where]
-            if work.meshes:  # FSDP may have moved its shards
+            if work.meshes:  # FSDP may have moved the shards
                 stack.ps = [work.ps[i] for i in where]
             ms, counters = states(work, "momentum", where), states(work, "rounding", where)
             with torch.cuda.device_of(gs[0]):
@@ -221,7 +221,7 @@ class BlockOptimizer(RootFreeOptimizer):
         return self._curvature.blocks(tiles, part.G, B=B)
 
     def _replays(self, p: Tensor) -> Recordings | None:
-        """Where directions of small models are recorded: they use memory of our own alone."""
+        """Where directions of small models are recorded: they only touch the optimizer's memory."""
         elements = sum(p.numel() for group in self.param_groups for p in group["params"])
         given = self._curvature is not None
         if self._kernel is None or (given and not self._kernel_takes_curvature) or not p.is_cuda:

@@ -1,7 +1,7 @@
 """How an optimizer is doing: norms, conditions of its factors, sizes of its steps.
 
-Everything is computed where the tensors are when `optimizer.diagnostics()` is called, and comes to
-the host, together, when somebody reads it.
+`optimizer.diagnostics()` computes everything on the devices of the tensors. The numbers are copied
+to the host, all at once, when they are first read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FactorDiagnostics:
             three quarters of it; exact for diagonal factors). Of the factor K where the
             preconditioner is KKᵀ: that of KKᵀ is its square. Matrices S and S⁻¹ are scaled to a
             unit diagonal first, as the rules do before they invert them.
-        limit: from here on rounding decides about the smallest singular values.
+        limit: the condition at which rounding determines the smallest singular values.
 
     Example:
         >>> import torch, rootfree
@@ -57,7 +57,7 @@ class FactorDiagnostics:
 
 @dataclass(frozen=True)
 class ParameterDiagnostics:
-    """Numbers of one parameter; None where there is no such thing.
+    """Numbers of one parameter; None if there is no such number.
 
     Attributes:
         name: the parameter's name, or its number.
@@ -112,8 +112,8 @@ class Diagnostics:
     communicated, so that one rank may ask alone.
 
     Args:
-        measured: the parameters, with tensors on their devices in the place of numbers.
-        skipped: how many steps each device left out.
+        measured: the parameters, with tensors on their devices in place of numbers.
+        skipped: how many steps each device skipped.
 
     Example:
         >>> import torch, rootfree
@@ -138,11 +138,11 @@ class Diagnostics:
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that were left out because of a gradient that is not finite."""
+        """Steps that were skipped because a gradient was not finite."""
         return int(sum(self._values()[1]))
 
     def warnings(self) -> list[str]:
-        """A sentence for every factor that rounding is about to spoil, and for all that is lost."""
+        """A sentence for every ill-conditioned factor, and for everything that is not finite."""
         lost = [
             f"{what} {p.name} has numbers that are not finite"
             for p in self.read()
@@ -176,7 +176,7 @@ class Diagnostics:
 
 
 def _on_host(tree: Any) -> Any:
-    """The same with numbers in the place of tensors, by one copy from each device."""
+    """The same with numbers in place of tensors, by one copy from each device."""
     tensors: dict[torch.device, list[Tensor]] = {}
     mapped(tree, lambda t: tensors.setdefault(t.device, []).append(t.double().reshape(())))
     numbers = {device: iter(torch.stack(each).tolist()) for device, each in tensors.items()}

@@ -1,12 +1,11 @@
-"""The gradients of a step: which there are, what updates them together, whether they are finite.
+"""The gradients of a step: which exist, which are updated together, whether they are finite.
 
-What was found of a group is remembered, and looked up again as long as nothing that it depends on
-has changed.
+The result for a group is remembered and reused until something it depends on changes.
 
-One number that is not finite would stay in momenta and factors for good. Whether there is one is
-asked of all gradients, and of the curvature that was given, before anything changes. On a CPU the
-answer is read. Elsewhere it stays on the device, as a flag: kernels read it and write nothing, and
-what torch functions changed is put back.
+One number that is not finite would stay in momenta and factors for good. So all gradients, and a
+given curvature, are checked before anything changes. On a CPU the host reads the answer. On other
+devices the answer is a flag that stays there: kernels read it and write nothing, and the changes
+of torch functions are undone.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate
 
 
 def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
-    """What there is to update, with gradients that were found usable and state in its place."""
+    """What to update: parameters with usable gradients, and their state."""
     found: list[Work] = []
     agreement = optimizer._placing.agreement
     asks = agreement.asks and not torch.compiler.is_compiling()
@@ -48,13 +47,13 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
         memory = None if torch.compiler.is_compiling() else memory_of(optimizer, group)
         places = places_of(params) if memory is None else memory.places
         gs = [p.grad for p in params]
-        if elsewhere:  # torch.compile before 2.13 knows no id() of a dict
+        if elsewhere:  # torch.compile before 2.13 does not support id() of a dict
             for i in elsewhere.get(id(group), ()):
                 gs[i] = torch.zeros_like(params[i])
         forms = _forms_of(gs, sharded=memory is not None and memory.sharded)
         dues = [True] * len(gs) if memory is None else dues_of(memory)
         due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
-        refresh = due.pop() if len(due) == 1 else None  # None: some of them
+        refresh = due.pop() if len(due) == 1 else None  # None: only some are due
         kinds: list[Any] = [
             None if form is None else (place, form, refresh is None and d)
             for place, form, d in zip(places, forms, dues, strict=True)
@@ -77,7 +76,7 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
 
 
 def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
-    """What is known of a group: made anew when anything that it depends on is not as it was."""
+    """The memory of a group; made anew when anything that it depends on has changed."""
     memory, params = optimizer._memories.get(id(group)), group["params"]
     if (
         memory is not None
@@ -93,13 +92,14 @@ def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
 
 
 def form_of(group: Group) -> list[Any]:
-    """What the form of a group's state depends on: options, and of some whether they are zero."""
+    """The options that a group's state depends on; of some, only whether they are zero."""
     return [group.get(name, 0.0) > 0 for name in _ZERO] + [group.get(name) for name in _FORM]
 
 
 def dues_of(memory: GroupMemory) -> list[bool]:
-    """Which parameters have their preconditioner refreshed by the next step."""
-    # Diagonal methods have no clock, and fake tensors, to estimate memory, no numbers: the most.
+    """Whether the next step refreshes the preconditioner, for each parameter."""
+    # Diagonal methods have no clock. Fake tensors, which estimate memory, have no numbers: a
+    # refresh needs the most memory.
     if memory.steps is None or isinstance(memory.steps, FakeTensor):
         return [memory.group.get("companion") is None] * len(memory.params)
     steps, every = memory.steps.tolist(), memory.group["update_every"]
@@ -107,13 +107,13 @@ def dues_of(memory: GroupMemory) -> list[bool]:
         dues = [step % every == 0 for step in steps]
     else:
         dues = list(map(schedule(every), steps))
-    for i, owner in memory.owners.items():  # a joint pair is due as one
+    for i, owner in memory.owners.items():  # a bias follows the weight of its joint pair
         dues[i] = dues[owner]
     return dues
 
 
 def advance_clocks(optimizer: RootFreeOptimizer, work: Iterable[Work]) -> None:
-    """Count a step for what was updated; diagonal methods and AdamW have no clock."""
+    """Advance the clocks of updated parameters; diagonal methods and AdamW have none."""
     if torch.compiler.is_compiling():  # a diagonal method
         return
     for w in work:
@@ -125,11 +125,11 @@ def advance_clocks(optimizer: RootFreeOptimizer, work: Iterable[Work]) -> None:
 
 
 def places_of(params: Sequence[Any], *, sharded: bool = False) -> list[tuple[Any, ...]]:
-    """Where and what parameters are: device, dtype and shape; if sharded, the spec has the rest."""
+    """Device, dtype and shape of each parameter; of a sharded one, device and spec."""
     if not sharded:
         return [(p.device, p.dtype, p.shape) for p in params]
-    # Any other attribute of a DTensor costs several times as much as one of a tensor, at every
-    # step. Not public, and pinned by a test.
+    # Any public attribute of a DTensor costs several times as much as one of a tensor, at every
+    # step. `_spec` is not public; a test pins it.
     return [
         (p.device, p.dtype, p.shape)
         if (spec := getattr(p, "_spec", None)) is None
@@ -139,7 +139,7 @@ def places_of(params: Sequence[Any], *, sharded: bool = False) -> list[tuple[Any
 
 
 def _forms_of(gs: Sequence[Any], *, sharded: bool) -> list[Any]:
-    """Dtype and layout of gradients, or the specs that have these."""
+    """Dtype and layout of each gradient, or its spec, which contains both."""
     specs = [getattr(g, "_spec", None) for g in gs] if sharded else [None] * len(gs)
     return [
         (g.dtype, g.layout) if spec is None and g is not None else spec
@@ -148,7 +148,7 @@ def _forms_of(gs: Sequence[Any], *, sharded: bool) -> list[Any]:
 
 
 def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
-    """Whether the state has the very rows and tensors that are remembered, in their places."""
+    """Whether the state still holds the remembered rows and tensors, by identity and position."""
     if not memory.params:
         return True
     try:
@@ -161,7 +161,7 @@ def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bo
 
 
 class Watch:
-    """Looks at the gradients of a step before anything changes, and counts what is left out."""
+    """Checks the gradients of a step before anything changes, and counts skipped steps."""
 
     def __init__(self, mode: str, *, fused: bool | None = None) -> None:
         self.mode: str = _mode("nonfinite", mode)
@@ -169,7 +169,7 @@ class Watch:
         self.kernel = FiniteLook()
         self._counts: dict[torch.device, Tensor] = {}
         self._kernels: dict[torch.device, bool] = {}  # whether the kernel runs there
-        #: changes flags to those of all ranks; None: nobody else has the parameters
+        #: replaces flags by those of all ranks; None: no other rank has the parameters
         self.over_ranks: Callable[[dict[torch.device, Tensor]], None] | None = None
 
     def look(
@@ -178,11 +178,11 @@ class Watch:
         groups: Sequence[dict[str, Any]],
         curvature: Sequence[tuple[Sequence[Tensor], Tensor]] = (),
     ) -> bool:
-        """Whether to go on: not where the host knows that a number is not finite.
+        """Whether to go on: False if the host knows that a number is not finite.
 
-        Where it does not know, `skip` in the work says so on the device.  Changes work.
+        Where only the device knows, `skip` in the work is its flag.  Changes work.
 
-        `curvature`: parameters, and for each the largest number of what was given for it.
+        `curvature`: parameters, and for each the largest number of its given curvature.
         """
         for w in work:
             w.skip = None
@@ -191,7 +191,7 @@ class Watch:
             if any(map(bool, flags.values())):
                 _refuse(groups, curvature)
         elif flags:
-            # One device counts: a CPU, if there is one, for all of them.
+            # One device counts for all of them: a CPU, if there is one.
             device = ([*filter(host_reads, flags)] or [*flags])[0]
             self.count_on(device).add_(flags[device])
             if host_reads(device):
@@ -203,17 +203,17 @@ class Watch:
     def _find_nonfinite(
         self, work: Sequence[Work], curvature: Sequence[tuple[Sequence[Tensor], Tensor]]
     ) -> dict[torch.device, Tensor]:
-        """On each device of the work: 1 if any number, on whatever device, is not finite, else 0.
+        """A flag on each device of the work: 1 if a number on any device is not finite, else 0.
 
-        Ranks that have parameters in common find the same. Without that (DDP), a gradient that was
-        averaged over ranks is not finite on any of them. A curvature is the same on every rank.
+        Ranks that share parameters get the same flags. Under DDP they do so without communication:
+        an average over ranks is not finite on any of them. A curvature is the same on every rank.
         """
         found: dict[torch.device, list[Tensor]] = {}
         for w in work:
-            if isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
+            if isinstance(w.ps[0], FakeTensor):  # estimates memory, has no numbers
                 return {}
             found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
-        for _, largest in curvature:  # on the device of a parameter, looked at with the gradients
+        for _, largest in curvature:  # on the device of a parameter, checked with the gradients
             found.setdefault(largest.device, []).append(largest)
         flags = {device: self._flag(tensors, device) for device, tensors in found.items()}
         if self.over_ranks is not None:
@@ -238,30 +238,30 @@ class Watch:
         return self._kernels[g.device]
 
     def count_on(self, device: torch.device) -> Tensor:
-        """How many steps a device left out; there before it is needed, which may be in a graph."""
+        """How many steps a device skipped; made early, as a CUDA graph cannot make it."""
         if device not in self._counts:
             self._counts[device] = torch.zeros((), device=device)
         return self._counts[device]
 
     def counts(self) -> list[Tensor]:
-        """How many steps each device left out, until now."""
+        """How many steps each device has skipped so far."""
         return [count.clone() for count in self._counts.values()]
 
     @property
     def skipped(self) -> int:
-        """How many steps were left out; reading it waits for the devices."""
+        """How many steps were skipped; reading it waits for the devices."""
         return sum(map(int, self._counts.values()))
 
 
 def host_reads(device: torch.device) -> bool:
-    """Whether the host reads flags on a device: where that waits for nothing."""
+    """Whether the host reads flags of a device: only where it need not wait for them."""
     return device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _plain_flag(tensors: list[Tensor]) -> Tensor:
     """1 if a number in tensors of one device is not finite, else 0: float32, on the device."""
     if host_reads(tensors[0].device):
-        # Fast, and sure if it says yes; sums of squares overflow where no number does.
+        # Fast, and right if it says yes. If it says no, a sum of squares may have overflowed.
         finite = bool(_are_finite(torch._foreach_norm(tensors))) or _each_finite(tensors)
         return torch.tensor(0.0 if finite else 1.0)
     return 1 - _are_finite(torch._foreach_norm(tensors, math.inf)).float()
@@ -280,7 +280,7 @@ def _each_finite(gs: Sequence[Tensor]) -> bool:
 def _refuse(
     groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Sequence[Tensor], Tensor]]
 ) -> None:
-    """Say which gradient, or curvature, is not finite."""
+    """Raise an error that names the gradient, or curvature, that is not finite."""
     for group, names in named_groups(groups):
         for name, p in zip(names, group["params"], strict=True):
             g = getattr(p.grad, "_local_tensor", p.grad)

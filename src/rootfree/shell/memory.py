@@ -1,4 +1,4 @@
-"""Making what is remembered of a group between steps: when it is new, or not as it was."""
+"""Makes the memory of a group: when the group is new, or has changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_shapes(optimizer: RootFreeOptimizer) -> None:
-    """Refuse parameters that FSDP1 has flattened, where that makes another step of it."""
+    """Refuse parameters that FSDP1 has flattened, where a step would not be that of one process."""
     check_shapes_are_kept(
         optimizer.param_groups,
         method=type(optimizer).__name__,
@@ -28,11 +28,11 @@ def check_shapes(optimizer: RootFreeOptimizer) -> None:
 
 
 def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
-    """Complete a group's state, have it laid out, and remember that.  Changes the optimizer."""
-    optimizer._placing.settle(optimizer, group)  # parameters may be new
+    """Complete and lay out a group's state, and remember it.  Changes the optimizer."""
+    optimizer._placing.settle(optimizer, group)  # some parameters may be new
     check_shapes(optimizer)
     params, state = list(group["params"]), optimizer.state
-    # Frameworks replace parameters by their shards: what is in no group has no state.
+    # Frameworks replace parameters by their shards. State of what is in no group goes.
     known = {p for each in optimizer.param_groups for p in each["params"]}
     for p in [p for p in state if isinstance(p, Tensor) and p not in known]:
         del state[p]
@@ -44,7 +44,7 @@ def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     places = places_of(params, sharded=sharded)
     memory = GroupMemory(group, form_of(group), params, places, rows, sharded)
     method._lay_out(memory)
-    # At least two keys, or a getter would give no tuple.
+    # With at least two keys: itemgetter returns no tuple for one.
     memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]
     memory.tensors = [tensor for get, row in memory.held for tensor in get(row)]
     positions = {p: i for i, p in enumerate(state)}
@@ -52,6 +52,6 @@ def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     memory.entries = itemgetter(*where, *(where or [0])[:1])
     alive = {id(group) for group in optimizer.param_groups}
     kept = {key: known for key, known in optimizer._memories.items() if key in alive}
-    # A new dict, not an entry: the class attribute is the empty start of all optimizers.
+    # A new dict: the class attribute, shared by all optimizers, must stay empty.
     optimizer._memories = {**kept, id(group): memory}
     return memory

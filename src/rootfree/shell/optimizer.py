@@ -4,9 +4,9 @@ A method adds three things: the options it takes, the state of one parameter, an
 list of parameters. Everything a training loop touches (schedulers, scalers, hooks, checkpoints)
 lives here, once.
 
-State is made when parameters are added, not at the first step, and is flat: `state[p]` maps strings
-to tensors, groups hold plain values. That is what lets `torch.load` with its safe default,
-distributed checkpoints and sharded training take it as it is.
+State is created when parameters are added, not at the first step, and is flat: `state[p]` maps
+strings to tensors, and groups hold plain values. So `torch.load` with its safe default, distributed
+checkpoints and sharded training work without conversion.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ class RootFreeOptimizer(Optimizer, Method):
     #: whether groups may be left to AdamW with `companion="adamw"`
     _has_companions: ClassVar[bool] = False
 
-    #: how many elements are updated at once on a CPU, so that they stay in its cache between the
-    #: passes over them (twice as fast as all at once on a ViT-B); None: all
+    #: how many elements are updated at once on a CPU, so that they stay in the cache between
+    #: passes (twice as fast as all at once on a ViT-B); None: all
     _elements_at_once: ClassVar[int | None] = 2**20
 
-    #: set by `rootfree.track_batch_size`: asked for B after the closure, told when B starts anew
+    #: set by `rootfree.track_batch_size`: gives B after the closure, is reset by `zero_grad`
     _batch_counter: Any = None
 
-    #: what calls `step` and has this optimizer inside; None: nobody has looked yet
+    #: wrappers that call `step` of this optimizer; None: not looked for yet
     _wrappers: Wrappers | None = None
 
     #: what is remembered between steps, by id of the group; copies start without
     _memories: Mapping[int, GroupMemory] = {}
 
-    _fused: bool | None = None  #: whether kernels were asked for
+    _fused: bool | None = None  #: the argument `fused`
     _capturable = False  #: whether lr is kept as a tensor on the device
     _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
     _pairs = JointPairs()  #: weights and biases that the curvature treats as one matrix
-    _placement: Sharded | None = None  #: as it was given, in methods that have it
+    _placement: Sharded | None = None  #: the argument `placement`, in methods that have it
 
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
@@ -78,7 +78,7 @@ class RootFreeOptimizer(Optimizer, Method):
         self._placing = Placing(self._placement)
         with self._placing.agreement.telling(params):
             checked_placement(given)
-            kernel_devices(given["fused"])  # what is no value of it is refused
+            kernel_devices(given["fused"])  # refuses an invalid value
             check_switches(given)
             self._fused, self._capturable = given["fused"], given["capturable"]
             self._watch = Watch(given["nonfinite"], fused=given["fused"])
@@ -92,14 +92,14 @@ class RootFreeOptimizer(Optimizer, Method):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # The machine that we are on now may have no kernels to insist on.
+        # This machine may have no kernels to insist on.
         self._fused = False if state.get("_fused") is False else None
         self._placing = Placing(self._placement)  # ranks find each other anew
         mode = self.__dict__.pop("nonfinite", "skip")
         self._watch = Watch(mode, fused=self._fused)  # counts anew
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
-        for group in self.param_groups:  # pickled before there were these options
+        for group in self.param_groups:  # pickled before these options existed
             options = self._of(group).options
             group.update(dict.fromkeys({*_SWITCHES, "maximize"} & {*options} - {*group}, False))
 
@@ -114,8 +114,8 @@ class RootFreeOptimizer(Optimizer, Method):
         return self if group.get("companion") is None else AdamW(fused=self._fused is not False)
 
     def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
-        """How ranks would share the blocks of these; None: each updates the elements it has."""
-        return None  # unless a method says otherwise
+        """How parameters are cut into blocks that ranks may share; None: there are no blocks."""
+        return None
 
     @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -159,11 +159,11 @@ class RootFreeOptimizer(Optimizer, Method):
     def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient.
 
-        All gradients, and a curvature that is given, are looked at before the first parameter is
-        changed, so that an error leaves parameters and state as they were.
+        All gradients, and a given curvature, are checked before the first parameter changes. An
+        error leaves parameters and state as they were.
         """
         if torch.compiler.is_compiling() and self._placing.agreement.is_shared:
-            return self._plain_step(closure)  # before it, ranks agree
+            return self._plain_step(closure)  # ranks compare notes first, on the host
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -190,7 +190,7 @@ class RootFreeOptimizer(Optimizer, Method):
         return loss
 
     def _asked(self, curvature: CurvatureSource, work: list[Work]) -> list[Any]:
-        """Ask for H where preconditioners are refreshed; the largest numbers in it, for `look`."""
+        """Ask for H where preconditioners are refreshed; returns its largest numbers to check."""
         refreshed = [w for w in work if w.refresh]
         for w in refreshed:
             w.matrices = w.matrices or curvature.matrices_of(w.params)
@@ -200,24 +200,24 @@ class RootFreeOptimizer(Optimizer, Method):
 
     @_disable_dynamo
     def _plain_step(self, closure: Any = None) -> Any:
-        """The step as it is: torch.compile does not look into it."""
+        """The step outside of compiled graphs."""
         return RootFreeOptimizer.step(self, closure)
 
     def _act(self, work: Work) -> None:
-        """Update what the work names, down the gradients or up."""
+        """Update the work's parameters; `maximize` turns the sign of the gradients."""
         if work.group["maximize"]:
             work.gs = list(torch._foreach_neg(work.gs))
         self._of(work.group)._update(work)
 
     @property
     def skipped_steps(self) -> int:
-        """How many steps were left out since the optimizer was made; reading waits for the device.
+        """How many steps were skipped since the optimizer was made; reading waits for the device.
 
-        A gradient scaler that leaves out a step does so without this optimizer.
+        Steps that a gradient scaler skips are not counted: they never reach the optimizer.
         """
         return self._watch.skipped
 
-    _remember = _disable_dynamo(remember)  #: makes what is known of a group anew
+    _remember = _disable_dynamo(remember)  # in memory.py
     _update_rms = last_update_rms  # in inspection.py
 
     def _tail(self, group: Group) -> Tail:
@@ -230,11 +230,11 @@ class RootFreeOptimizer(Optimizer, Method):
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
-        return  # there are none, unless a method says otherwise
+        return  # only matrix methods have any
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients (and, where the batch size is counted, what was counted)."""
+        """Clear the gradients, and the count of the batch size where it is tracked."""
         super().zero_grad(set_to_none)
         if self._batch_counter is not None:
             self._batch_counter.reset()
@@ -288,11 +288,11 @@ class RootFreeOptimizer(Optimizer, Method):
         return Diagnostics(found, self._watch.counts())
 
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
-        """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""
+        """The preconditioned gradient of `p`, before any limit; None: not available."""
         return None
 
 
 def states(work: Work, key: str, where: list[int] | None = None) -> list[Tensor]:
-    """One entry of the state of each parameter (or of some); empty where they have none."""
+    """One entry of the state of each parameter (or of some); empty if they lack it."""
     rows = work.rows if where is None else [work.rows[i] for i in where]
     return [row[key] for row in rows] if key in rows[0] else []

@@ -1,4 +1,7 @@
-"""What an optimizer keeps of the ranks that share its blocks; diagonal methods share none."""
+"""Which ranks share an optimizer's blocks, and what follows for its state and its steps.
+
+Diagonal methods have no blocks; their ranks agree on steps all the same.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class Placing:
         self.homes: dict[Tensor, Home] = {}
 
     def settle(self, optimizer: RootFreeOptimizer, group: Group) -> None:
-        """Find out which ranks have a group's parameters too, and which blocks of them are whose.
+        """Find the ranks that have a group's parameters, and the owners of the blocks.
 
         Called before there is any state.  Changes the optimizer.
         """
@@ -52,9 +55,9 @@ class Placing:
             optimizer._watch.over_ranks = agreement.any_
 
     def _shared(self, p: Tensor) -> Home | None:
-        """The home of a parameter whose blocks other ranks own too.
+        """The home of a parameter whose blocks several ranks own; None: only this one does.
 
-        Alone, a rank takes steps like those on plain tensors; homes are there for checkpoints.
+        A single rank steps as on plain tensors, and needs homes only for checkpoints.
         """
         home = self.homes.get(p)
         return None if home is None or home.ranks.world == 1 else home
@@ -62,24 +65,24 @@ class Placing:
     def block_state(
         self, p: Tensor, prefix: str, tile: Tile, make: Callable[..., dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """The state of those blocks of a tile that are owned here; `make` makes it for a tile."""
+        """The state of the blocks of a tile that this rank owns; `make` makes that of a tile."""
         home = self.homes.get(p)
         if home is None:
             return make(tile=tile)
         number = tile_number(prefix)
         home.check_cut(number, tile)
         blocks = make(tile=home.local_tile(number))
-        if "rounding" in blocks:  # the noise of a block is the same wherever it is
+        if "rounding" in blocks:  # the noise of a block does not depend on its owner
             renumber_(blocks["rounding"], home.mine(number))
         return blocks
 
     def momentum_like(self, p: Tensor) -> Tensor:
-        """What the momentum of `p` is laid out like: `p`, or the elements that are owned here."""
+        """A tensor with the shape of the momentum: `p`, or the elements that this rank owns."""
         home = self.homes.get(p)
         return p.detach().new_empty(home.my_elements) if home is not None and home.at_owner else p
 
     def cut_here(self, p: Tensor, cut: list[PrefixedTile]) -> list[PrefixedTile]:
-        """The tiles of `p` with the blocks that are owned here."""
+        """The tiles of `p` with the blocks that this rank owns."""
         home = self._shared(p)
         if home is None:
             return cut
@@ -90,7 +93,7 @@ class Placing:
         ]
 
     def blocks_here(self, p: Tensor) -> list[Tile] | None:
-        """A tile for each block of `p` that is owned here; None: ranks do not share them."""
+        """A tile for each block of `p` that this rank owns; None: ranks do not share them."""
         home = self._shared(p)
         return None if home is None else home.single_blocks()
 
@@ -119,13 +122,13 @@ class Placing:
         )
 
     def saved(self, rows: Mapping[Tensor, Any], numbers: Sequence[int]) -> dict[Tensor, Any]:
-        """State in the form of checkpoints; `numbers`: of its parameters among all."""
+        """State in the form of checkpoints; `numbers`: positions of its parameters among all."""
         for ranks in self.agreement.crews:
             ranks.check_agree("state_dict()", {"the parameters": numbers}, about="state_dict()")
         return {**rows, **saved_rows(rows, self.homes)}
 
     def report(self) -> list[str]:
-        """What this rank exchanges, for `summary()`: a line for each group of ranks."""
+        """The traffic of this rank, for `summary()`: a line for each group of ranks."""
         lines = []
         for ranks in (each for each in self.agreement.crews if each.world > 1):
             told = ranks.traffic.described(max(self.agreement.steps, 1))

@@ -1,4 +1,4 @@
-"""What every parameter got and what it costs, as text."""
+"""The preconditioner and the state size of every parameter, as text."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def named_groups(
 
 
 def table_of(optimizer: RootFreeOptimizer) -> str:
-    """A line for each parameter, and their total; where ranks have parts of the state, with the
-    bytes that are here."""
+    """A line for each parameter, and a total; with local bytes where ranks divide the state."""
     head = ("parameter", "shape", "role", "preconditioner", "bytes here", "state bytes")
     rows: list[tuple[str, ...]] = [head]
     total = elements = total_here = 0
@@ -52,7 +51,7 @@ def table_of(optimizer: RootFreeOptimizer) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, texts: int) -> str:
-    """Rows as lines; the first `texts` columns begin together, the others end together."""
+    """Rows as lines; the first `texts` columns are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
