@@ -13,16 +13,19 @@ from rootfree.placement.ranks import Ranks
 
 
 class PlacedNorms:
-    """Sums of squares of parts, one reduced vector, added in an order that all ranks share."""
+    """Reduces one vector with the sums of squares of all parts, and adds them in a fixed order.
+
+    Every rank gets the same bits, whatever parts it has.
+    """
 
     def __init__(
         self, homes: Sequence[Home], pieces: Sequence[int], ranks: Ranks, device: torch.device
     ) -> None:
-        """`pieces`: the parameters of the pieces that are here, in the order of their parts."""
+        """`pieces`: the parameter of each piece on this rank, in the order of their parts."""
         self._ranks, self._device = ranks, device
         parts = [_summed_parts(home) for home in homes]
         self._parts = sum(map(len, parts))
-        #: numbers of the parts of each parameter; those that it lacks are the number of a zero
+        #: numbers of the parts of each parameter, padded with the number of a zero
         table = torch.full((len(homes), max(map(len, parts), default=0)), self._parts)
         mine = []  # of each parameter: numbers of the parts that are summed here
         start = 0

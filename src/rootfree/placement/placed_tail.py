@@ -1,7 +1,7 @@
 """The tail of a step on many ranks: from directions to parameters.
 
-A parameter is updated where it is, or by the owners of its blocks, which then send the updated
-blocks to the others.
+Every rank updates its part of a parameter. Or the owners of its blocks update them, and send the
+updated blocks to the other ranks.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from rootfree.rules.momentum import Tail, descend_
 
 
 class PlacedTail:
-    """What the tail works on here: parameters, or their blocks where these are owned."""
+    """Updates this rank's parts of parameters, or the blocks that it owns."""
 
     def __init__(
         self, homes: Sequence[Home], withins: Sequence[Within | None], rounds: Sequence[Round], *,
         like: Tensor,
     ) -> None:  # fmt: skip
-        """`withins`: what the local parts are parts of; `like`: one of them."""
+        """`withins`: the positions of the local parts in the whole; `like`: a local part."""
         self._homes, self._ranks, self._device = list(homes), homes[0].ranks, like.device
-        #: where blocks are in the parameters that their owners update
+        #: where blocks are in parameters that the owners of their blocks update
         self._blocks: Pieces = {
             (i, box): piece_of(i, stand_in(home.view)).part(whole(home.view), box)
             for i, home in enumerate(homes)
             if home.at_owner
             for _, box in home.owned
         }
-        # Of each piece that is updated here: the parameter, and where its elements are.
+        # Of each piece that this rank updates: the parameter, and its position in it.
         self._of: list[int] = []
         self._withins: list[Within | None] = []
         for i, home in enumerate(homes):
@@ -54,7 +54,7 @@ class PlacedTail:
         self._updates = [self._update(each, like.dtype) for each in owned if each]
 
     def _update(self, owned: Owned, dtype: torch.dtype) -> Exchange:
-        """Updated blocks of a round go to everybody else; their owner has them in place."""
+        """Updated blocks of a round, from their owner to all other ranks."""
         ranks = self._ranks
         others = [rank for rank in range(ranks.world) if rank != ranks.me]
         wanted = {
@@ -74,9 +74,9 @@ class PlacedTail:
         self, here: list[Tensor], ms: list[Tensor], us: list[Tensor],
         directions: Mapping[tuple[int, Box], Tensor], counters: list[Tensor], tail: Tail,
     ) -> None:  # fmt: skip
-        """Changes the parameters, of which `here` are the local parts, and ms.
+        """The tail.  Changes the local parts `here` of the parameters, and ms.
 
-        `us`: directions like the local parts; `directions`: those of blocks, by parameter and box.
+        `us`: directions of the local parts; `directions`: of blocks, by parameter and box.
         """
         flat = [p.contiguous() for p in here]  # itself, where it is
         ps, moments, steps = list[Tensor](), list[Tensor](), list[Tensor]()
@@ -91,7 +91,7 @@ class PlacedTail:
                 moments += ms[i : i + 1]
         self._descend_(ps, moments, steps, us[0].dtype, counters, tail)
         flight: Flight | None = None
-        for update in self._updates:  # one is on its way while the next is packed
+        for update in self._updates:  # one travels while the next is packed
             before, flight = flight, update.start(flat, self._ranks.traffic, "parameters")
             if before is not None:
                 before.land_(flat)
@@ -105,7 +105,7 @@ class PlacedTail:
         self, ps: list[Tensor], ms: list[Tensor], us: list[Tensor], wide: torch.dtype,
         counters: list[Tensor], tail: Tail,
     ) -> None:  # fmt: skip
-        if not ps:  # nothing is here, but the others wait for our part of the norms
+        if not ps:  # other ranks wait for this one's part of the norms all the same
             none = torch.empty(0, dtype=wide, device=self._device)
             descend_([none], [none.clone()], [none.clone()], tail, rms=self._rms)
         elif not ms or ms[0].dtype == wide:
