@@ -74,6 +74,12 @@ def part(t: Tensor, outer: Box, inner: Box) -> Tensor:
     return t
 
 
+def chunk(d: int, number: int, count: int) -> tuple[int, int]:
+    """The edges of one of `count` parts of an axis, as torch cuts it into chunks."""
+    size = -(-d // count)
+    return min(number * size, d), min((number + 1) * size, d)
+
+
 def block_boxes(tile: Tile) -> list[Box]:
     """The boxes of a tile's blocks, in the order in which they are stacked."""
     return [
@@ -103,6 +109,19 @@ def view_boxes(box: Box, shape: Sequence[int], view: Sequence[int]) -> list[tupl
         there = tuple(run for run, _ in runs)
         found.append((there, tuple(parts.get(n, edges) for n, edges in enumerate(box))))
     return found
+
+
+def in_view(
+    boxes: Sequence[Box], shape: Sequence[int], view: Sequence[int]
+) -> list[tuple[int, Box]]:
+    """(rank, box in the view) of the box of each rank."""
+    return [(r, there) for r, box in enumerate(boxes) for there, _ in view_boxes(box, shape, view)]
+
+
+def views_of(t: Tensor, box: Box, shape: Sequence[int], view: Sequence[int]) -> dict[Box, Tensor]:
+    """Views of a contiguous tensor that holds a box, by boxes in the view."""
+    parts = view_boxes(box, shape, view)
+    return {there: part(t, box, sub).view(shape_of(there)) for there, sub in parts}
 
 
 def _runs(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rootfree.placement.boxes import Box, part, shape_of, size_of, view_boxes, whole
+from rootfree.placement.boxes import Box, chunk, in_view, part, shape_of, size_of, views_of, whole
 from rootfree.placement.exchange import move
 from rootfree.placement.gathering import gathers, whole_tensor
 from rootfree.placement.homes import Home, shard_axis, tile_number
@@ -41,14 +41,13 @@ class Entry(NamedTuple):
     @property
     def shards(self) -> list[Box]:
         """The shard of the saved tensor on each rank, as torch cuts it into chunks."""
-        boxes = []
-        for number, count in self.home.shards:
-            box = list(whole(self.shape))
-            if self.cut is not None:
-                size, d = -(-self.shape[self.cut] // count), self.shape[self.cut]
-                box[self.cut] = (min(number * size, d), min((number + 1) * size, d))
-            boxes.append(tuple(box))
-        return boxes
+        return [
+            tuple(
+                chunk(d, number, count) if axis == self.cut else (0, d)
+                for axis, d in enumerate(self.shape)
+            )
+            for number, count in self.home.shards
+        ]
 
     @property
     def my_shard(self) -> Box:
@@ -58,19 +57,11 @@ class Entry(NamedTuple):
     @property
     def saved(self) -> Places:
         """(rank, box in the view) of all shards."""
-        return [
-            (rank, there)
-            for rank, box in enumerate(self.shards)
-            for there, _ in view_boxes(box, self.shape, self.view)
-        ]
+        return in_view(self.shards, self.shape, self.view)
 
     def views(self, shard: Tensor) -> Boxes:
         """This rank's shard of the saved tensor by boxes of the view."""
-        box = self.my_shard
-        return {
-            there: part(shard, box, sub).view(shape_of(there))
-            for there, sub in view_boxes(box, self.shape, self.view)
-        }
+        return views_of(shard, self.my_shard, self.shape, self.view)
 
     def placements(self) -> tuple[Any, list[Any]]:
         """The mesh of the saved tensor, and its placements there."""
@@ -172,20 +163,18 @@ def _exchange(moves: Sequence[tuple[Entry, Places, Places, Boxes, Boxes]]) -> No
 
     A move is an entry, its places before and after, and this rank's tensors before and after.
     """
-    kinds: dict[Any, list[int]] = {}
-    for n, (entry, *_) in enumerate(moves):
-        kind = (id(entry.home.ranks), entry.owners_part.dtype, entry.owners_part.device)
-        kinds.setdefault(kind, []).append(n)
-    for (_, dtype, device), members in kinds.items():
-        ranks = moves[members[0]][0].home.ranks
-        route = make_route(
-            {n: moves[n][1] for n in members},
-            {n: moves[n][2] for n in members},
-            me=ranks.me,
-            world=ranks.world,
+    kinds: dict[Any, list[Any]] = {}
+    for entry, *ways in moves:
+        kind = (entry.home.ranks, entry.owners_part.dtype, entry.owners_part.device)
+        kinds.setdefault(kind, []).append(ways)
+    for (ranks, dtype, device), alike in kinds.items():
+        before, after, mine_before, mine_after = zip(*alike, strict=True)
+        sources, targets = dict(enumerate(before)), dict(enumerate(after))
+        route = make_route(sources, targets, me=ranks.me, world=ranks.world)
+        have, want = (
+            {(n, box): t for n, boxes in enumerate(mine) for box, t in boxes.items()}
+            for mine in (mine_before, mine_after)
         )
-        have = {(n, box): t for n in members for box, t in moves[n][3].items()}
-        want = {(n, box): t for n in members for box, t in moves[n][4].items()}
         move(route, have, want, dtype=dtype, device=device, group=ranks.group)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rootfree.layout.structured import structured_tiles
-from rootfree.placement.boxes import Box, size_of, view_boxes, whole
+from rootfree.placement.boxes import Box, chunk, in_view, size_of, whole
 from rootfree.placement.owners import Cut, Holdings, assign, blocks_of
 
 #: how parameters are placed: each with its rows over the ranks, or whole on every rank
@@ -113,12 +113,8 @@ def _rows(shape: Sequence[int], view: Sequence[int], world: int) -> list[tuple[i
     """The rows of each rank, as torch cuts them into chunks, as boxes of the view."""
     if not shape:
         return _copies(view, 1)
-    size = -(-shape[0] // world)
-    found = []
-    for rank in range(-(-shape[0] // size)):
-        box = ((rank * size, min((rank + 1) * size, shape[0])), *whole(shape[1:]))
-        found += [(rank, there) for there, _ in view_boxes(box, shape, view)]
-    return found
+    rest = whole(shape[1:])
+    return in_view([(chunk(shape[0], r, world), *rest) for r in range(world)], shape, view)
 
 
 def _copies(view: Sequence[int], world: int) -> list[tuple[int, Box]]:

@@ -15,10 +15,10 @@ from rootfree.placement.boxes import (
     Box,
     block_boxes,
     box_at,
-    part,
+    in_view,
     shape_of,
     size_of,
-    view_boxes,
+    views_of,
     whole,
 )
 from rootfree.placement.local import is_sharded, offsets_and_shape
@@ -52,11 +52,7 @@ class Home:
     @cached_property
     def held(self) -> list[tuple[int, Box]]:
         """(rank, box in the view) of the part of each rank."""
-        return [
-            (rank, there)
-            for rank, box in enumerate(self.parts)
-            for there, _ in view_boxes(box, self.shape, self.view)
-        ]
+        return in_view(self.parts, self.shape, self.view)
 
     @cached_property
     def owned(self) -> list[tuple[int, Box]]:
@@ -89,11 +85,7 @@ class Home:
 
     def views(self, here: Tensor) -> dict[Box, Tensor]:
         """Views of the contiguous local part of a tensor like the parameter, by boxes."""
-        mine = self.parts[self.ranks.me]
-        return {
-            there: part(here, mine, sub).view(shape_of(there))
-            for there, sub in view_boxes(mine, self.shape, self.view)
-        }
+        return views_of(here, self.parts[self.ranks.me], self.shape, self.view)
 
     def segments(self, momentum: Tensor) -> dict[Box, Tensor]:
         """Views of the one tensor with the momentum of all blocks that this rank owns, by boxes."""

@@ -58,16 +58,15 @@ class OutsideError(ValueError):
     """A mesh that this rank is not in."""
 
 
-def checked_placement(given: Mapping[str, Any]) -> Sharded | None:
-    """The argument `placement` of a constructor."""
+def check_placement(given: Mapping[str, Any]) -> None:
+    """Refuse an argument `placement` of a constructor that is of another type."""
     value = given.get("placement")
     if value is not None and not isinstance(value, Sharded):
         raise TypeError(f"placement must be None or rootfree.Sharded(...), got {value!r}")
-    return value
 
 
 def claimed_placement(given: Mapping[str, Any]) -> Sharded | None:
-    """The same, unchecked: a rank that gives anything intends to share."""
+    """The argument `placement`, unchecked: a rank that gives anything intends to share."""
     value = given.get("placement")
     return value if value is None or isinstance(value, Sharded) else Sharded()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -61,7 +61,7 @@ class BlockOptimizer(RootFreeOptimizer):
     _recorder: GraphRecorder | None = None  # one for all stacks: they never run at the same time
 
     _lay_out = lay_out  # in block_layout.py
-    _factors = factors_of  # in inspection.py
+    _factors, _direction_of = factors_of, direction_of  # in inspection.py
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
@@ -130,9 +130,6 @@ class BlockOptimizer(RootFreeOptimizer):
     def _describe(self, p: Tensor, group: Group) -> str:
         return blocks_of(p, self._cut(p, group), self._pairs)
 
-    def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
-        return direction_of(self, p, group)
-
     def _checked_options(self, group: Group) -> dict[str, Any]:
         checked = super()._checked_options(group)
         for what, p in named(group["params"]):
@@ -164,13 +161,6 @@ class BlockOptimizer(RootFreeOptimizer):
     def refreshes_next(self) -> bool:
         """Whether the next step refreshes a preconditioner, and so uses the curvature."""
         return any(any(dues_of(memory_of(self, group))) for group in self.param_groups)
-
-    def release(self) -> None:
-        """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
-        for memory in self._memories.values():
-            for work in (work for _, works in memory.patterns for work in works):
-                for _, stack in work.stacks or []:
-                    stack.release()
 
     def _reads_numbers(self, work: Work) -> bool:
         return work.stacks is not None and all(stack.by_kernels for _, stack in work.stacks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -130,16 +131,20 @@ class Diagnostics:
 
     def __init__(self, measured: Sequence[ParameterDiagnostics], skipped: Sequence[Tensor]) -> None:
         self._measured = (list(measured), list(skipped))
-        self._read: tuple[list[ParameterDiagnostics], list[float]] | None = None
+
+    @cached_property
+    def _numbers(self) -> tuple[list[ParameterDiagnostics], list[float]]:
+        found: tuple[list[ParameterDiagnostics], list[float]] = _on_host(self._measured)
+        return found
 
     def read(self) -> list[ParameterDiagnostics]:
         """Numbers of every parameter, in the order of the groups."""
-        return self._values()[0]
+        return self._numbers[0]
 
     @property
     def skipped_steps(self) -> int:
         """Steps that were skipped because a gradient was not finite."""
-        return int(sum(self._values()[1]))
+        return int(sum(self._numbers[1]))
 
     def warnings(self) -> list[str]:
         """A sentence for every ill-conditioned factor, and for everything that is not finite."""
@@ -168,11 +173,6 @@ class Diagnostics:
             rows.append((p.name, shape, *cells))
         steps = f"skipped steps: {self.skipped_steps:,}"
         return "\n".join([aligned(rows, texts=2), steps, *self.warnings()])
-
-    def _values(self) -> tuple[list[ParameterDiagnostics], list[float]]:
-        if self._read is None:
-            self._read = _on_host(self._measured)
-        return self._read
 
 
 def _on_host(tree: Any) -> Any:

@@ -45,7 +45,11 @@ class FirstStep:
         self._open: list[Comparison] = []
         self._compared = False  # whether an earlier comparison was complete
         self._refused: str | None = None
-        self.asks = False  # whether the next step has anything to check
+
+    @property
+    def asks(self) -> bool:
+        """Whether the next step has anything to check."""
+        return self._compares or bool(self._open)
 
     @property
     def refuses(self) -> bool:
@@ -69,7 +73,7 @@ class FirstStep:
 
     def compare(self) -> None:
         """Compare, at the next step, with ranks that may have copies of the parameters."""
-        self._compares = self.asks = True
+        self._compares = True
 
     def ask(
         self,
@@ -96,7 +100,7 @@ class FirstStep:
         mine = mine or next((PlacementError(each) for each in found if each is not None), None)
         if mine is None:  # else the next step checks again
             self._new, self._open, self._compares = [], late, False
-            self._compared, self.asks = self._compared or not late, bool(late)
+            self._compared = self._compared or not late
         return mine
 
 

@@ -43,28 +43,23 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
     asks = agreement.asks and not torch.compiler.is_compiling()
     elsewhere = agreement.before_step(optimizer) if asks else {}
     for group in optimizer.param_groups:
-        params = group["params"]
-        memory = None if torch.compiler.is_compiling() else memory_of(optimizer, group)
-        places = places_of(params) if memory is None else memory.places
+        params, memory = group["params"], memory_of(optimizer, group)
         gs = [p.grad for p in params]
         if elsewhere:  # torch.compile before 2.13 does not support id() of a dict
             for i in elsewhere.get(id(group), ()):
                 gs[i] = torch.zeros_like(params[i])
-        forms = _forms_of(gs, sharded=memory is not None and memory.sharded)
-        dues = [True] * len(gs) if memory is None else dues_of(memory)
+        forms, dues = _forms_of(gs, sharded=memory.sharded), dues_of(memory)
         due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
         refresh = due.pop() if len(due) == 1 else None  # None: only some are due
         kinds: list[Any] = [
             None if form is None else (place, form, refresh is None and d)
-            for place, form, d in zip(places, forms, dues, strict=True)
+            for place, form, d in zip(memory.places, forms, dues, strict=True)
         ]
-        known = [] if memory is None else memory.patterns
-        work = next((work for pattern, work in known if pattern == kinds), None)
+        work = next((work for pattern, work in memory.patterns if pattern == kinds), None)
         if work is None:
-            rows = [optimizer.state[p] for p in params] if memory is None else memory.rows
-            work = sorted_work(group, kinds, rows, elements_at_once=optimizer._elements_at_once)
-            if memory is not None:
-                memory.remember(kinds, work)
+            at_once = optimizer._elements_at_once
+            work = sorted_work(group, kinds, memory.rows, elements_at_once=at_once)
+            memory.remember(kinds, work)
         for w in work:
             if not w.meshes:
                 w.gs = [cast("Tensor", gs[i]) for i in w.where]
@@ -77,7 +72,11 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
 
 def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     """The memory of a group; made anew when anything that it depends on has changed."""
-    memory, params = optimizer._memories.get(id(group)), group["params"]
+    params = group["params"]
+    if torch.compiler.is_compiling():  # nothing to remember: the compiler keeps the graph
+        rows = [optimizer.state[p] for p in params]
+        return GroupMemory(group, [], params, places_of(params), rows)
+    memory = optimizer._memories.get(id(group))
     if (
         memory is not None
         and memory.group is group

@@ -168,7 +168,7 @@ def factors_of(optimizer: BlockOptimizer, p: Tensor, group: Group, row: Row) -> 
     return found
 
 
-def direction_of(optimizer: BlockOptimizer, p: Tensor, group: Group) -> Tensor | None:
+def direction_of(optimizer: BlockOptimizer, p: Tensor, group: Group, row: Row) -> Tensor | None:
     """The preconditioned gradient of `p`, before any limit; None: not available."""
     joint = optimizer._pairs.owner(p) is not p or optimizer._pairs.is_weight(p)
     if joint or p in optimizer._placing.homes or p.numel() == 0:

@@ -24,7 +24,7 @@ from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
 from rootfree.placement.owners import Cut
-from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
+from rootfree.placement.sharded import Sharded, check_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
 from rootfree.shell.checkpoint import load_checkpoint, with_named_dtypes
@@ -77,7 +77,7 @@ class RootFreeOptimizer(Optimizer, Method):
         self._placement = claimed_placement(given)
         self._placing = Placing(self._placement)
         with self._placing.agreement.telling(params):
-            checked_placement(given)
+            check_placement(given)
             kernel_devices(given["fused"])  # refuses an invalid value
             check_switches(given)
             self._fused, self._capturable = given["fused"], given["capturable"]
@@ -95,8 +95,7 @@ class RootFreeOptimizer(Optimizer, Method):
         # This machine may have no kernels to insist on.
         self._fused = False if state.get("_fused") is False else None
         self._placing = Placing(self._placement)  # ranks find each other anew
-        mode = self.__dict__.pop("nonfinite", "skip")
-        self._watch = Watch(mode, fused=self._fused)  # counts anew
+        self._watch = Watch(self.__dict__.pop("nonfinite", "skip"), fused=self._fused)
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
         for group in self.param_groups:  # pickled before these options existed
@@ -230,7 +229,10 @@ class RootFreeOptimizer(Optimizer, Method):
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
-        return  # only matrix methods have any
+        for memory in self._memories.values():
+            for work in (work for _, works in memory.patterns for work in works):
+                for _, stack in work.stacks or []:
+                    stack.release()
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -85,7 +85,7 @@ class GroupMemory:
 
     def remember(self, kinds: list[Kind], work: list[Work]) -> None:
         """Remember the work for these kinds; forget the oldest pattern."""
-        self.patterns[:] = [(kinds, work), *self.patterns[: MOST_PATTERNS - 1]]
+        self.patterns = [(kinds, work), *self.patterns[: MOST_PATTERNS - 1]]
 
 
 def sorted_work(
