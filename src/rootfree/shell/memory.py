@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from rootfree.placement.flattened import check_shapes_are_kept
+from rootfree.placement.flattened import flattened
 from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint import bring_state
 from rootfree.shell.gradients import form_of, places_of
@@ -19,12 +19,21 @@ if TYPE_CHECKING:
 
 def check_shapes(optimizer: RootFreeOptimizer) -> None:
     """Refuse parameters that FSDP1 has flattened, where a step would not be that of one process."""
-    check_shapes_are_kept(
-        optimizer.param_groups,
-        method=type(optimizer).__name__,
-        matrices=optimizer._has_companions,
-        nonfinite=optimizer._watch.mode,
-    )
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    lost, mode = flattened(params), optimizer._watch.mode
+    done = f"FullyShardedDataParallel (FSDP1) flattened {len(lost)} of {len(params)} parameters"
+    if lost and optimizer._has_companions:  # a matrix method
+        raise ValueError(
+            f"params must have the shapes of their layers for {type(optimizer).__name__}, but "
+            f"{done} to vectors: no matrix is left to precondition. Use "
+            "torch.distributed.fsdp.fully_shard (FSDP2), or a diagonal method"
+        )
+    if lost and mode != "propagate":
+        raise ValueError(
+            f"nonfinite must be 'propagate', got {mode!r}: {done}, and a rank sees only its own "
+            "part of their gradient, so that some ranks would step and others not. Use "
+            "torch.distributed.fsdp.fully_shard (FSDP2) to have such steps left out"
+        )
 
 
 def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
