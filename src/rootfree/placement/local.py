@@ -6,7 +6,7 @@ independently only need the local parts of the parameter, its gradient and its s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -35,11 +35,6 @@ def has_copies(p: Any, world: int) -> bool:
         return True
     sizes = [p.device_mesh.size(n) for n, each in enumerate(p.placements) if each.is_replicate()]
     return any(size > 1 for size in sizes)
-
-
-def meshes_of(tensors: Iterable[Any]) -> list[Any]:
-    """The meshes of sharded tensors, in an order that is the same on all ranks."""
-    return list(dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t)))
 
 
 def local_row(row: Mapping[str, Tensor]) -> dict[str, Tensor]:

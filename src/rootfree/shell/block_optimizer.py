@@ -192,7 +192,7 @@ class BlockOptimizer(RootFreeOptimizer):
         curvature = partial(self._curvature_of, B=self._terms(group)) if refresh else None
         for where, stack in work.stacks:
             gs = [work.gs[i] for i in where]
-            if work.meshes:  # FSDP may have moved the shards
+            if work.sharded:  # FSDP may have moved the shards
                 stack.ps = [work.ps[i] for i in where]
             ms, counters = states(work, "momentum", where), states(work, "rounding", where)
             with torch.cuda.device_of(gs[0]):

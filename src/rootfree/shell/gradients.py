@@ -61,10 +61,10 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
             work = sorted_work(group, kinds, memory.rows, elements_at_once=at_once)
             memory.remember(kinds, work)
         for w in work:
-            if not w.meshes:
-                w.gs = [cast("Tensor", gs[i]) for i in w.where]
-            else:
+            if w.sharded:
                 w.take_parts(gs)
+            else:
+                w.gs = [cast("Tensor", gs[i]) for i in w.where]
             w.refresh = refresh if refresh is not None else dues[w.where[0]]
         found += work
     return found

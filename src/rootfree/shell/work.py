@@ -14,7 +14,7 @@ from rootfree.kernels.plan import Plan
 from rootfree.kernels.rounding import Within
 from rootfree.kernels.stack import Stack
 from rootfree.layout.buckets import Bucket
-from rootfree.placement.local import local, local_parts, local_row, meshes_of, within
+from rootfree.placement.local import is_sharded, local, local_parts, local_row, within
 
 Tensors = list[Tensor]
 Group = dict[str, Any]
@@ -41,7 +41,7 @@ class Work:
     stacks: list[tuple[list[int], Stack]] | None = None  # with positions in ps
     kernel: FusedDiagonal | None = None
     withins: list[Within | None] | None = None  # what ps are parts of; None: all are whole
-    meshes: list[Any] = field(default_factory=list)  # of sharded parameters; empty: none is
+    sharded: bool = False  # whether any of the parameters is
     skip: Tensor | None = None  # on the device: not 0 if nothing may change; None: no check
     #: parameters whose curvature is needed, with its shapes; empty: not looked up yet
     matrices: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
@@ -109,11 +109,13 @@ def sorted_work(
         for part in [where] if limit is None else _portions(params, where, limit):
             ps, mine = [params[i] for i in part], [rows[i] for i in part]
             withins: list[Within | None] = []
-            if meshes := meshes_of(ps):
+            if sharded := any(map(is_sharded, ps)):
                 withins = [within(p) for p in ps]
                 ps, mine = [*map(local, ps)], [*map(local_row, mine)]
             parts = withins if any(withins) else None
-            work.append(Work(group, part, ps, mine, refresh=refresh, withins=parts, meshes=meshes))
+            work.append(
+                Work(group, part, ps, mine, refresh=refresh, withins=parts, sharded=sharded)
+            )
     return work
 
 
@@ -127,6 +129,7 @@ def portions_of(work: Work, limit: int) -> list[Work]:
             ps=[work.ps[i] for i in part],
             rows=[work.rows[i] for i in part],
             gs=[work.gs[i] for i in part],
+            withins=None if work.withins is None else [work.withins[i] for i in part],
         )
         for part in parts
     ]
