@@ -56,7 +56,7 @@ class Agreement:
         self._absent: dict[int, Absent] = {}  # by id of the group
         self._telling = False  # whether other ranks may wait for this one to add its group
         self._first = FirstStep()
-        self.asks = False  # whether the next step first compares notes with other ranks
+        self.asks = False  # whether the next step begins with `before_step`
         self.steps = 0
 
     @property
@@ -180,7 +180,7 @@ class Agreement:
         self._acquainted(everyone).differ(_ADDING, {PROBLEM: str(problem)})
 
     def before_step(self, optimizer: RootFreeOptimizer) -> dict[int, list[int]]:
-        """Compare notes before a step.
+        """Compare options, clocks and gradients with other ranks; an error if they differ.
 
         Returns positions, by id of the group, of gradients that only other ranks have.
         """

@@ -142,7 +142,7 @@ class RootFreeOptimizer(Optimizer, Method):
         return checked
 
     def _terms(self, group: Group) -> Any:
-        """B; 1 where it is not asked for."""
+        """B; 1 in methods and groups without it."""
         return group.get("batch_size", 1)
 
     @property
@@ -162,7 +162,7 @@ class RootFreeOptimizer(Optimizer, Method):
         error leaves parameters and state as they were.
         """
         if torch.compiler.is_compiling() and self._placing.agreement.is_shared:
-            return self._plain_step(closure)  # ranks compare notes first, on the host
+            return self._plain_step(closure)  # ranks first compare what they do, on the host
         loss = None
         if closure is not None:
             with torch.enable_grad():

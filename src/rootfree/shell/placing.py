@@ -30,7 +30,7 @@ PrefixedTile = tuple[str, Tile, tuple[Structure, ...]]
 
 
 class Placing:
-    """The homes of parameters whose blocks ranks share."""
+    """What an optimizer knows of other ranks: their agreement, and the homes of its parameters."""
 
     def __init__(self, option: Sharded | None) -> None:
         self.agreement = Agreement(option)
