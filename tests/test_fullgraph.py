@@ -162,7 +162,7 @@ def test_sharded_parameters_break_the_graph():
             found.append([p.full_tensor() for p in model.parameters()])
         assert all(map(torch.equal, *found))
         step = torch.compile(optimizer.step, fullgraph=True, backend="eager")
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"BlockOptimizer\._plain_step"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"RootFreeOptimizer\._plain_step"):
             step()
     finally:
         dist.destroy_process_group()

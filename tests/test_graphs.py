@@ -104,6 +104,14 @@ def test_damping_that_is_turned_on_later_is_seen():
     assert "Cholesky" in optimizer._why_not_recordable()
 
 
+@pytest.mark.parametrize("make", [rootfree.IFShampoo, rootfree.RFFullAdagrad])
+def test_ranks_that_share_blocks_are_a_reason_in_every_method(make):
+    ps = list(network().parameters())
+    optimizer = make(ps, batch_size=BATCH)
+    optimizer._placing.homes[ps[0]] = "shared with another rank"
+    assert "exchange blocks" in optimizer._why_not_recordable()
+
+
 def kind_of(optimizer):
     """What a GraphedStep tells steps apart by, without a GPU."""
     graphed = object.__new__(rootfree.GraphedStep)

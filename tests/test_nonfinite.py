@@ -18,8 +18,10 @@ import rootfree
 from conformance.curvatures import FromGradients
 from conformance.problems import batches, loss_of, network, snapshot
 from conformance.rows import ROWS
+from rootfree.kernels.rounding import Within
 from rootfree.kernels.stack import Stack
 from rootfree.shell import gradients
+from rootfree.shell.work import Work
 
 BY_NAME = {row.name: row for row in ROWS}
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -294,6 +296,24 @@ def test_copies_keep_the_mode_and_count_for_themselves():
     p.grad = torch.full_like(p, math.nan)
     kept.step()
     assert (kept.skipped_steps, copy.deepcopy(kept).skipped_steps) == (1, 0)
+
+
+def test_portions_of_sharded_parameters_are_rounded_like_all_at_once(monkeypatch):
+    """Where the device decides, large models are copied and updated in portions."""
+    found = []
+    for at_once in (2**26, 6):
+        monkeypatch.setattr("rootfree.methods.diagonal.AT_ONCE", at_once)
+        torch.manual_seed(0)
+        ps = [nn.Parameter(torch.randn(2, 3)) for _ in range(3)]
+        optimizer = rootfree.RFRMSprop(ps, batch_size=1, state_dtype=torch.bfloat16, fused=False)
+        (group,), rows = optimizer.param_groups, [optimizer.state[p] for p in ps]
+        withins = [Within((2 * n, 0), (6, 3)) for n in range(3)]
+        gs = [torch.randn(2, 3) for _ in ps]
+        work = Work(group, [0, 1, 2], ps, rows, gs, withins=withins, skip=torch.zeros(()))
+        with torch.no_grad():
+            optimizer._update(work)
+        found.append([t for p, row in zip(ps, rows, strict=True) for t in (p, *row.values())])
+    assert all(map(torch.equal, *found))
 
 
 def test_no_copies_are_taken_where_the_host_decides(monkeypatch):

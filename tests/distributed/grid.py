@@ -175,11 +175,10 @@ def trained(case: Case) -> Run:
     optimizer = METHODS[case.method](model, **placed(case.mode))
     with patch.object(DTensor, "full_tensor", no_gathering):
         train(model, optimizer, case.dtype, case.steps, data_ranks(case.mode))
-    placing = getattr(optimizer, "_placing", None)  # methods by elements have none
     sent: dict[str, int] = {}
-    for ranks in placing.crews if placing is not None else ():
+    for ranks in optimizer._placing.agreement.crews:  # methods by elements have none
         sent |= ranks.traffic.sent
-    wanted = expected_bytes(optimizer) if placing is not None else {}
+    wanted = expected_bytes(optimizer) if optimizer._placing.agreement.crews else {}
     right = all(sent.get(what, 0) == case.steps * n for what, n in wanted.items())
     state = sum(local(t).nbytes for row in optimizer.state.values() for t in floats(row))
     travelled = sum(sent.get(what, 0) for what in wanted)

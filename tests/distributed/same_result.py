@@ -94,7 +94,7 @@ def trained(method: str, mode: str, dtype: torch.dtype = torch.float64) -> dict[
         train(model, optimizer, STEPS, part=data_ranks(mode))
     found = {"weights": weights(model), "summary": optimizer.summary()}
     if method == "IFShampoo":
-        (ranks,) = optimizer._placing.crews or [None]
+        (ranks,) = optimizer._placing.agreement.crews or [None]
         found["sent"] = {} if ranks is None else dict(ranks.traffic.sent)
         found["expected"] = expected_bytes(optimizer)
     return found
@@ -141,7 +141,7 @@ def replicas() -> dict[str, Any]:
         model.parameters(), placement=rootfree.Sharded(mesh=mesh, replicas=2)
     )
     train(model, optimizer, STEPS, part=data_ranks("hsdp"))
-    return {"weights": weights(model), "world": optimizer._placing.crews[0].world}
+    return {"weights": weights(model), "world": optimizer._placing.agreement.crews[0].world}
 
 
 def in_bf16(method: str, params: list[Any], **given: Any) -> Any:

@@ -83,7 +83,7 @@ def in_rounds(mode: str, size: int, *, at_once: bool = False) -> dict[str, Any]:
         patch("rootfree.placement.rounds.ROUND_BYTES", size),
     ):
         train(model, optimizer, STEPS, part=data_ranks(mode))
-    (ranks,) = optimizer._placing.crews
+    (ranks,) = optimizer._placing.agreement.crews
     return {
         "weights": weights(model), "log": log, "rounds": ranks.traffic.rounds,
         "summary": optimizer.summary(), "traffic": ranks.traffic,
@@ -114,7 +114,7 @@ def vocabulary(kind: str) -> tuple[Tensor, list[int], dict[str, int]]:
 
 def counted(optimizer: Any, p: Tensor) -> dict[str, int]:
     """Bytes that this rank sends and receives in a step, and those of its factors and momentum."""
-    (ranks,) = optimizer._placing.crews
+    (ranks,) = optimizer._placing.agreement.crews
     found = {
         way: sum(n for what, n in getattr(ranks.traffic, way).items() if what != "sums") // 3
         for way in ("sent", "received")

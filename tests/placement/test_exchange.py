@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootfree.placement.boxes import part, size_of, whole
+from rootfree.placement.boxes import chunk, part, size_of, whole
+from rootfree.placement.exchange import piece_of, stand_in
 from rootfree.placement.owners import SLACK, Block, Holdings, assign, flops
 from rootfree.placement.routes import make_route
 from rootfree.structures import Dense, Diagonal
@@ -62,6 +63,28 @@ def test_what_nobody_has_is_a_hole():
     assert route.holes == [(0, whole(SHAPE))]
     assert sum(size_of(leg.cut) for leg in route.received[0]) == size_of(half)
     assert make_route({}, {0: [(0, rest)]}, me=0, world=1).holes == [(0, rest)]
+
+
+@given(st.data())
+def test_a_part_of_a_piece_is_what_narrowing_gives(data):
+    """Of a tensor that begins in the middle of its memory, and of a view with its axes swapped."""
+    numbers = torch.arange(121.0)[1:].view(SHAPE)
+    edges = st.integers(0, 10).flatmap(
+        lambda start: st.tuples(st.just(start), st.integers(start, 10))
+    )
+    swapped = data.draw(st.booleans())
+    view, here = (stand_in(SHAPE).t(), numbers.t()) if swapped else (stand_in(SHAPE), numbers)
+    outer = whole(view.shape)
+    inner = tuple(data.draw(edges) for _ in SHAPE)
+    found = piece_of(0, view).part(outer, inner).of([numbers])
+    assert torch.equal(found, part(here, outer, inner))
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_chunks_are_those_of_torch(d, count):
+    edges = [chunk(d, number, count) for number in range(count)]
+    expected = [each.tolist() for each in torch.arange(d).chunk(count)] if d else []
+    assert [list(range(*each)) for each in edges if each[0] < each[1]] == expected
 
 
 def block(n, cost, box=((0, 4), (0, 4))):

@@ -186,5 +186,5 @@ class RFFullAdagrad(BlockOptimizer):
         damped = any(damping(group) > 0 for group in self.param_groups if self._of(group) is self)
         kept = (key for row in self.state.values() for key in row)
         if not damped and not any(key.endswith(".factor") for key in kept):
-            return None
+            return super()._why_not_recordable()
         return "with damping it factorises with Cholesky, which waits for the device"

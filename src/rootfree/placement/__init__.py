@@ -1,2 +1,1 @@
-"""Parameters and state on many ranks: with `shell/batch_size.py` and the recorders the only code
-that knows torch.distributed."""
+"""Parameters and state on many ranks: nearly all code that uses torch.distributed."""

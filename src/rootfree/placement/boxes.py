@@ -1,8 +1,8 @@
-"""Boxes: which elements of a tensor are meant.
+"""Boxes: rectangular sets of elements of a tensor.
 
 A box has a (start, stop) for every axis. Blocks are boxes in the view of a parameter (see
-`layout/tiles.py`: axes of size one dropped, neighbours merged), shards are boxes in its own axes;
-`view_boxes` brings the latter to the former.
+`layout/tiles.py`: axes of size one dropped, neighbours merged). Shards are boxes in its own axes;
+`view_boxes` converts them to boxes in the view.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def box_at(offsets: Sequence[int], shape: Sequence[int]) -> Box:
-    """The box of this shape that begins there."""
+    """The box of this shape that begins at these offsets."""
     return tuple((start, start + d) for start, d in zip(offsets, shape, strict=True))
 
 
 def meet(a: Box, b: Box) -> Box | None:
-    """What two boxes have in common; None: nothing."""
+    """The intersection of two boxes; None: it is empty."""
     common = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
     return common if all(start < stop for start, stop in common) else None
 
 
 class Overlaps:
-    """Finds those of many (rank, box) that meet a box, without looking at all of them.
+    """Finds the (rank, box) that may overlap a box, without looking at all of them.
 
-    Shards and blocks follow each other along the first axis, or are copies: sorted by where they
-    begin they are sorted by where they end.
+    Shards and blocks follow each other along the first axis, or are copies. Sorted by their start,
+    they are also sorted by their end.
     """
 
     def __init__(self, places: Sequence[tuple[int, Box]]) -> None:
@@ -47,11 +47,11 @@ class Overlaps:
         order = sorted(range(len(places)), key=lambda n: (edges[n], n))
         self._places = [places[n] for n in order]
         self._starts = [edges[n][0] for n in order]
-        # Never less than before, so that a search finds the first that may reach a box.
+        # Made ascending, so that a search finds the first that may reach a box.
         self._stops = list(accumulate((edges[n][1] for n in order), max))
 
     def of(self, box: Box) -> list[tuple[int, Box]]:
-        """Those with a first axis that overlaps the box's."""
+        """Those that overlap the box along the first axis."""
         first, last = box[0] if box else (0, 1)
         begin = bisect_right(self._stops, first)
         return self._places[begin : bisect_left(self._starts, last, begin)]
@@ -74,6 +74,12 @@ def part(t: Tensor, outer: Box, inner: Box) -> Tensor:
     return t
 
 
+def chunk(d: int, number: int, count: int) -> tuple[int, int]:
+    """The edges of one of `count` parts of an axis, as torch cuts it into chunks."""
+    size = -(-d // count)
+    return min(number * size, d), min((number + 1) * size, d)
+
+
 def block_boxes(tile: Tile) -> list[Box]:
     """The boxes of a tile's blocks, in the order in which they are stacked."""
     return [
@@ -86,9 +92,9 @@ def block_boxes(tile: Tile) -> list[Box]:
 
 
 def view_boxes(box: Box, shape: Sequence[int], view: Sequence[int]) -> list[tuple[Box, Box]]:
-    """A box of a tensor as boxes of its view, each with the part of the box that it is.
+    """A box of a tensor as boxes of its view, each with the part of the box that it covers.
 
-    That is one box, unless an axis is cut that is merged with longer strides before it.
+    It is one box, unless it cuts an axis that the view merges with axes before it.
 
     >>> view_boxes(((2, 4), (0, 3)), (4, 3), (12,))
     [(((6, 12),), ((2, 4), (0, 3)))]
@@ -105,10 +111,23 @@ def view_boxes(box: Box, shape: Sequence[int], view: Sequence[int]) -> list[tupl
     return found
 
 
+def in_view(
+    boxes: Sequence[Box], shape: Sequence[int], view: Sequence[int]
+) -> list[tuple[int, Box]]:
+    """(rank, box in the view) of the box of each rank."""
+    return [(r, there) for r, box in enumerate(boxes) for there, _ in view_boxes(box, shape, view)]
+
+
+def views_of(t: Tensor, box: Box, shape: Sequence[int], view: Sequence[int]) -> dict[Box, Tensor]:
+    """Views of a contiguous tensor that holds a box, by boxes in the view."""
+    parts = view_boxes(box, shape, view)
+    return {there: part(t, box, sub).view(shape_of(there)) for there, sub in parts}
+
+
 def _runs(
     box: Box, shape: Sequence[int], dims: list[int]
 ) -> Iterator[tuple[tuple[int, int], list[tuple[int, tuple[int, int]]]]]:
-    """Runs of consecutive elements of merged axes, with the single indices that they belong to."""
+    """Runs of consecutive elements of merged axes, with the fixed indices of each run."""
     if not dims:
         yield (0, 1), []
         return
@@ -122,7 +141,7 @@ def _runs(
 
 
 def merged_axes(shape: Sequence[int], view: Sequence[int]) -> list[list[int]]:
-    """For each axis of a view: the axes of the tensor that it was made of.
+    """For each axis of a view: the axes of the tensor that it merges.
 
     >>> merged_axes((64, 1, 3, 7), (64, 21))
     [[0], [2, 3]]

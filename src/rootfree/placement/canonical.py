@@ -1,9 +1,9 @@
-"""State as checkpoints have it: the shapes of one process, as DTensors.
+"""State as checkpoints have it: DTensors with the shapes of one process.
 
-What owners keep of blocks and momentum becomes DTensors of the shapes that the state has in one
-process. Factors are cut along their rows (a parameter has few blocks and many rows), momentum along
-its first axis, over the mesh of the parameter or over all ranks that share its blocks. Such a
-checkpoint fits every number of ranks and every kind of parallelism.
+Owners keep the factors and the momentum of their blocks. In a checkpoint these are DTensors of the
+shapes that the state has in one process. Factors are sharded along their rows (a parameter has few
+blocks and many rows), momentum along its first axis, over the mesh of the parameter or over all
+ranks that share its blocks. Such a checkpoint fits any number of ranks and any parallelism.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rootfree.placement.boxes import Box, part, shape_of, size_of, view_boxes, whole
+from rootfree.placement.boxes import Box, chunk, in_view, part, shape_of, size_of, views_of, whole
 from rootfree.placement.exchange import move
 from rootfree.placement.gathering import gathers, whole_tensor
 from rootfree.placement.homes import Home, shard_axis, tile_number
@@ -26,46 +26,42 @@ Boxes = dict[Box, Tensor]
 
 
 class Entry(NamedTuple):
-    """A tensor of the state that owners have the parts of."""
+    """A tensor of the state that is divided among the owners of blocks."""
 
     p: Tensor
     home: Home
     key: str
     shape: tuple[int, ...]  # of the whole
-    view: tuple[int, ...]  # in whose axes boxes are
+    view: tuple[int, ...]  # the shape whose axes boxes refer to
     owned: Places
-    cut: int | None  # the axis that is cut over the mesh
-    owners_part: Tensor  # what is owned here
+    cut: int | None  # the axis that is sharded over the mesh
+    owners_part: Tensor  # what this rank owns
     mine: Boxes  # the same by boxes
 
     @property
     def shards(self) -> list[Box]:
-        """What each rank has of the saved tensor, as torch cuts it into chunks."""
-        boxes = []
-        for number, count in self.home.shards:
-            box = list(whole(self.shape))
-            if self.cut is not None:
-                size, d = -(-self.shape[self.cut] // count), self.shape[self.cut]
-                box[self.cut] = (min(number * size, d), min((number + 1) * size, d))
-            boxes.append(tuple(box))
-        return boxes
+        """The shard of the saved tensor on each rank, as torch cuts it into chunks."""
+        return [
+            tuple(
+                chunk(d, number, count) if axis == self.cut else (0, d)
+                for axis, d in enumerate(self.shape)
+            )
+            for number, count in self.home.shards
+        ]
+
+    @property
+    def my_shard(self) -> Box:
+        """The shard of this rank."""
+        return self.shards[self.home.ranks.me]
 
     @property
     def saved(self) -> Places:
-        """(rank, box in the view) of the same."""
-        return [
-            (rank, there)
-            for rank, box in enumerate(self.shards)
-            for there, _ in view_boxes(box, self.shape, self.view)
-        ]
+        """(rank, box in the view) of all shards."""
+        return in_view(self.shards, self.shape, self.view)
 
     def views(self, shard: Tensor) -> Boxes:
         """This rank's shard of the saved tensor by boxes of the view."""
-        box = self.shards[self.home.ranks.me]
-        return {
-            there: part(shard, box, sub).view(shape_of(there))
-            for there, sub in view_boxes(box, self.shape, self.view)
-        }
+        return views_of(shard, self.my_shard, self.shape, self.view)
 
     def placements(self) -> tuple[Any, list[Any]]:
         """The mesh of the saved tensor, and its placements there."""
@@ -79,7 +75,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(p: Tensor, home: Home, row: State) -> list[Entry]:
-    """What of the state of a parameter is with the owners of its blocks."""
+    """The part of a parameter's state that is divided among the owners of its blocks."""
     found = []
     for key, tensor in ordered(row).items() if home.cut else ():
         if key.startswith("block"):
@@ -91,14 +87,13 @@ def entries_of(p: Tensor, home: Home, row: State) -> list[Entry]:
             cut = 1 if rest else None
             found.append(Entry(p, home, key, shape, shape, owned, cut, tensor, mine))
         elif key == "momentum" and home.at_owner:
-            places, cut = (home.owned, 0 if home.shape else None)
-            mine = home.segments(tensor)
-            found.append(Entry(p, home, key, home.shape, home.view, places, cut, tensor, mine))
+            mine, cut = home.segments(tensor), 0 if home.shape else None
+            found.append(Entry(p, home, key, home.shape, home.view, home.owned, cut, tensor, mine))
     return found
 
 
 def ordered(row: Mapping[str, Any]) -> dict[str, Any]:
-    """State in an order that is the same on all ranks, whatever they own."""
+    """State in an order that is the same on all ranks."""
     return {key: row[key] for key in sorted(row)}
 
 
@@ -107,13 +102,7 @@ def saved_rows(
 ) -> dict[Tensor, dict[str, Any]]:
     """The state of parameters with homes in the form of checkpoints. All ranks must ask."""
     entries = [e for p, row in rows.items() if p in homes for e in entries_of(p, homes[p], row)]
-    shards = [
-        torch.empty(
-            shape_of(e.shards[e.home.ranks.me]), dtype=e.owners_part.dtype,
-            device=e.owners_part.device,
-        )
-        for e in entries
-    ]  # fmt: skip
+    shards = [e.owners_part.new_empty(shape_of(e.my_shard)) for e in entries]
     _exchange(
         [(e, e.owned, e.saved, e.mine, e.views(s)) for e, s in zip(entries, shards, strict=True)]
     )
@@ -126,19 +115,13 @@ def saved_rows(
 def owned_rows(
     like: Mapping[Tensor, State], homes: Mapping[Tensor, Home], given: Mapping[Tensor, State]
 ) -> dict[Tensor, dict[str, Tensor]]:
-    """The inverse: what of a checkpoint's rows belongs here, written into the tensors of `like`.
+    """The inverse: this rank's part of a checkpoint, written into the tensors of `like`.
 
     Tensors of the checkpoint may be DTensors, or whole on every rank.
     """
-    entries = [
-        entry
-        for p, row in like.items()
-        if p in given and p in homes
-        for entry in entries_of(p, homes[p], row)
-        if entry.key in given[p]
-    ]
+    entries = _given_entries(like, homes, given)
     found: dict[Tensor, dict[str, Any]] = {p: dict(row) for p, row in given.items()}
-    for entry in entries:  # in the place of what is whole comes what is owned here
+    for entry in entries:  # replace what is whole by what this rank owns
         found[entry.p][entry.key] = entry.owners_part
     for p, row in found.items():
         for key in [key for key in row if key in like.get(p, {})]:
@@ -152,38 +135,46 @@ def owned_rows(
 def mismatches(
     like: Mapping[Tensor, State], homes: Mapping[Tensor, Home], given: Mapping[Tensor, State]
 ) -> Iterable[str]:
-    """What of a checkpoint does not fit, in words."""
-    for p, row in like.items():
-        for entry in entries_of(p, homes[p], row) if p in homes and p in given else ():
-            tensor = given[p].get(entry.key, entry)
-            what = f"the checkpoint's {entry.key!r} of a parameter of shape {entry.home.shape}"
-            if tensor is entry:
-                continue  # the state lacks it, which is found out elsewhere
-            if not isinstance(tensor, Tensor):
-                yield f"{what} must be a Tensor, got {type(tensor).__name__}"
-            elif tuple(tensor.shape) != entry.shape:
-                yield f"{what} has shape {tuple(tensor.shape)}, but must have {entry.shape}"
+    """Messages about tensors of a checkpoint that do not fit."""
+    for entry in _given_entries(like, homes, given):
+        tensor: Any = given[entry.p][entry.key]
+        what = f"the checkpoint's {entry.key!r} of a parameter of shape {entry.home.shape}"
+        if not isinstance(tensor, Tensor):
+            yield f"{what} must be a Tensor, got {type(tensor).__name__}"
+        elif tuple(tensor.shape) != entry.shape:
+            yield f"{what} has shape {tuple(tensor.shape)}, but must have {entry.shape}"
+
+
+def _given_entries(
+    like: Mapping[Tensor, State], homes: Mapping[Tensor, Home], given: Mapping[Tensor, State]
+) -> list[Entry]:
+    """The entries that a checkpoint has; what it lacks is refused elsewhere."""
+    return [
+        entry
+        for p, row in like.items()
+        if p in homes
+        for entry in entries_of(p, homes[p], row)
+        if entry.key in given[p]
+    ]
 
 
 def _exchange(moves: Sequence[tuple[Entry, Places, Places, Boxes, Boxes]]) -> None:
-    """Bring every entry from places to places, by one exchange for each group of ranks and dtype.
+    """Move entries between ranks, by one exchange for each group of ranks, dtype and device.
 
-    Each with what is here of the former, and where to put what will be here of the latter.
+    A move is an entry, its places before and after, and this rank's tensors before and after.
     """
-    kinds: dict[Any, list[int]] = {}
-    for n, (entry, *_) in enumerate(moves):
-        kind = (id(entry.home.ranks), entry.owners_part.dtype, entry.owners_part.device)
-        kinds.setdefault(kind, []).append(n)
-    for (_, dtype, device), members in kinds.items():
-        ranks = moves[members[0]][0].home.ranks
-        route = make_route(
-            {n: moves[n][1] for n in members},
-            {n: moves[n][2] for n in members},
-            me=ranks.me,
-            world=ranks.world,
+    kinds: dict[Any, list[Any]] = {}
+    for entry, *ways in moves:
+        kind = (entry.home.ranks, entry.owners_part.dtype, entry.owners_part.device)
+        kinds.setdefault(kind, []).append(ways)
+    for (ranks, dtype, device), alike in kinds.items():
+        before, after, mine_before, mine_after = zip(*alike, strict=True)
+        sources, targets = dict(enumerate(before)), dict(enumerate(after))
+        route = make_route(sources, targets, me=ranks.me, world=ranks.world)
+        have, want = (
+            {(n, box): t for n, boxes in enumerate(mine) for box, t in boxes.items()}
+            for mine in (mine_before, mine_after)
         )
-        have = {(n, box): t for n in members for box, t in moves[n][3].items()}
-        want = {(n, box): t for n in members for box, t in moves[n][4].items()}
         move(route, have, want, dtype=dtype, device=device, group=ranks.group)
 
 
@@ -205,8 +196,8 @@ def _shard(entry: Entry, given: Any) -> Tensor:
             given = given if same else given.redistribute(mesh, placements)
             return local(given).to(entry.owners_part.dtype).contiguous()
         given = whole_tensor(given)
-    box = entry.shards[entry.home.ranks.me]
-    return part(given, whole(entry.shape), box).to(entry.owners_part.dtype).contiguous()
+    mine = part(given, whole(entry.shape), entry.my_shard)
+    return mine.to(entry.owners_part.dtype).contiguous()
 
 
 def placed_like(mine: Any, given: Any) -> Any:

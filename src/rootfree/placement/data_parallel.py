@@ -1,10 +1,9 @@
-"""The ranks that average gradients: which they are, and sums over them."""
+"""The ranks that average gradients, and sums over them."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,22 +18,9 @@ from rootfree.placement.unsharded import fsdp_groups
 
 _COUNTING = "track_batch_size"
 
-#: the loss terms of a step, given those that were counted here
-Total = Callable[[int], int]
-
-
-@dataclass(frozen=True)
-class Multiple:
-    """As many on each of `size` ranks."""
-
-    size: int
-
-    def __call__(self, here: int) -> int:
-        return here * self.size
-
 
 class DataParallelSum:
-    """The sum of what the data-parallel ranks counted, made on the hosts: no device waits."""
+    """The sum of the counts of data-parallel ranks, computed on the hosts: no device waits."""
 
     def __init__(self, model: nn.Module, process_group: Any) -> None:
         self._model, self._given = model, process_group
@@ -65,7 +51,7 @@ class DataParallelSum:
 
 
 def data_parallel_ranks(model: nn.Module, given: Any = None) -> list[int]:
-    """The ranks that see other data than this one and average gradients with it."""
+    """The ranks that average gradients with this one, including itself."""
     distributed = torch.distributed
     if hasattr(given, "mesh"):  # a DeviceMesh
         return sorted(given.mesh.flatten().tolist())
@@ -89,9 +75,9 @@ def data_parallel_ranks(model: nn.Module, given: Any = None) -> list[int]:
 
 
 def copies_under_ddp(params: Iterable[Tensor]) -> dict[tuple[int, ...], dict[int, str]]:
-    """Names, by id, of those of the parameters that `DistributedDataParallel` has copies of.
+    """Names of the parameters that `DistributedDataParallel` has copies of, by their ids.
 
-    They are told apart by the ranks that have the copies.
+    Grouped by the ranks that have the copies.
     """
     wanted = {id(p) for p in params}
     found: dict[tuple[int, ...], dict[int, str]] = {}
@@ -113,6 +99,6 @@ def _ranks_of(group: Any) -> tuple[int, ...]:
 
 
 def _wrapped() -> list[DistributedDataParallel]:
-    # Neither the model nor its parameters know that DDP has wrapped them. The types alone are
-    # looked at: an object may say anything about its class, or import something to find it out.
+    # Neither the model nor its parameters know that DDP wraps them. By `type`, not isinstance:
+    # an object may define `__class__` as it likes, or import something to answer.
     return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]

@@ -1,7 +1,7 @@
 """Moving boxes between ranks, by one all-to-all with exact sizes.
 
-Which elements of which tensors go where in the buffers is worked out once, on stand-ins without
-memory; a step makes one view for each piece and copies them all at once.
+Where elements go in the buffers is computed once, from shapes and strides. A step makes one view
+for each piece, and copies all of them at once.
 """
 
 from __future__ import annotations
@@ -13,23 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rootfree.placement.boxes import Box, part, shape_of, size_of
+from rootfree.placement.boxes import Box, shape_of, size_of
 from rootfree.placement.processes import exchange_device
 from rootfree.placement.routes import Key, Leg, Route
 from rootfree.placement.traffic import Traffic
 
 
-class Shadow(NamedTuple):
-    """A view of a tensor that is not there yet: its number, and the view of a stand-in."""
-
-    number: int
-    view: Tensor
-
-
 class Piece(NamedTuple):
-    """A view of a tensor as numbers, relative to where the tensor begins."""
+    """A view of a tensor that need not exist yet, relative to the beginning of the tensor."""
 
-    number: int
+    number: int  # of the tensor
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -39,29 +32,36 @@ class Piece(NamedTuple):
         t = tensors[self.number]
         return t.as_strided(self.size, self.stride, t.storage_offset() + self.offset)
 
+    def part(self, outer: Box, inner: Box) -> Piece:
+        """The view of `inner`, given that of `outer`."""
+        ahead = [
+            (first - start) * stride
+            for (start, _), (first, _), stride in zip(outer, inner, self.stride, strict=True)
+        ]
+        return self._replace(size=shape_of(inner), offset=self.offset + sum(ahead))
 
-Shadows = Mapping[tuple[Key, Box], Shadow]
+
+Pieces = Mapping[tuple[Key, Box], Piece]
 
 
 def stand_in(shape: Sequence[int]) -> Tensor:
-    """What a contiguous tensor looks like."""
+    """A contiguous tensor without memory."""
     return torch.empty(shape, device="meta")
 
 
-def piece_of(shadow: Shadow) -> Piece:
-    """The view as numbers."""
-    view = shadow.view
-    return Piece(shadow.number, tuple(view.shape), view.stride(), int(view.storage_offset()))
+def piece_of(number: int, view: Tensor) -> Piece:
+    """The piece of the tensor with this number, given a view of a stand-in for the tensor."""
+    return Piece(number, tuple(view.shape), view.stride(), int(view.storage_offset()))
 
 
 class Exchange:
-    """A route between given kinds of tensors, for numbers of one dtype."""
+    """A route between tensors of known shapes and strides, for numbers of one dtype."""
 
     def __init__(
-        self, route: Route, have: Shadows, want: Shadows, *, dtype: torch.dtype,
+        self, route: Route, have: Pieces, want: Pieces, *, dtype: torch.dtype,
         device: torch.device, group: Any,
     ) -> None:  # fmt: skip
-        """`group`: the processes; None: nobody sends anything, and nobody waits."""
+        """`group`: the processes; None: no rank sends anything, and none waits."""
         outgoing = [leg for legs in route.sent for leg in legs]
         incoming = [leg for legs in route.received for leg in legs]
         self._out, self._in = _cuts(have, outgoing), _cuts(want, incoming)
@@ -72,7 +72,7 @@ class Exchange:
             _cuts(have, [source for source, _ in route.kept]),
             _cuts(want, [target for _, target in route.kept]),
         )
-        self._holes = [piece_of(want[key, box]) for key, box in route.holes]
+        self._holes = [want[key, box] for key, box in route.holes]
         self._sizes = [
             [sum(size_of(leg.cut) for leg in legs) for legs in way]
             for way in (route.received, route.sent)
@@ -81,7 +81,7 @@ class Exchange:
         self._group = group
 
     def keep_(self, have: Sequence[Tensor], want: Sequence[Tensor]) -> None:
-        """Fill what is wanted here from what is here; zeros where nobody has it.  Changes want."""
+        """Copy what this rank has itself; zeros for what no rank has.  Changes want."""
         for hole in self._holes:
             hole.of(want).zero_()
         _copy_(_views(self._kept[1], want), _views(self._kept[0], have))
@@ -94,23 +94,23 @@ class Exchange:
         _copy_(_spaces(out, self._out_like), _views(self._out, have))
         if self._group is None:
             return Flight(self, lambda: come, traffic)
-        traffic.count(what, sent=_bytes(out), received=_bytes(come))
+        traffic.count(what, sent=out.nbytes, received=come.nbytes)
         return Flight(self, _all_to_all(come, out, self._sizes, self._group), traffic)
 
     def unpack_(self, come: Tensor, want: Sequence[Tensor]) -> None:
-        """Put what came where it belongs.  Changes want."""
+        """Copy what was received to its place.  Changes want."""
         _copy_(_views(self._in, want), _spaces(come, self._in_like))
 
 
 class Flight(NamedTuple):
-    """An exchange under way; buffers stay for as long as this does."""
+    """An exchange under way; it keeps the buffers alive."""
 
     exchange: Exchange
     wait: Callable[[], Tensor]
     traffic: Traffic
 
     def land_(self, want: Sequence[Tensor]) -> None:
-        """Wait for what others sent, and put it where it belongs.  Changes want and traffic."""
+        """Wait for what others sent, and copy it to its place.  Changes want and traffic."""
         begun = time.perf_counter()
         come = self.wait()
         self.traffic.waited += time.perf_counter() - begun
@@ -121,41 +121,31 @@ def move(
     route: Route, have: Mapping[tuple[Key, Box], Tensor], want: Mapping[tuple[Key, Box], Tensor],
     *, dtype: torch.dtype, device: torch.device, group: Any,
 ) -> None:  # fmt: skip
-    """One exchange between tensors that are there.  Changes `want`."""
+    """One exchange between existing tensors.  Changes `want`."""
     exchange = Exchange(
-        route, _shadows(have), _shadows(want), dtype=dtype, device=device, group=group
+        route, _pieces(have), _pieces(want), dtype=dtype, device=device, group=group
     )
     flight = exchange.start([*have.values()], Traffic(), "")
     exchange.keep_([*have.values()], [*want.values()])
     flight.land_([*want.values()])
 
 
-def _shadows(tensors: Mapping[tuple[Key, Box], Tensor]) -> Shadows:
-    return {
-        at: Shadow(n, torch.empty_strided(t.size(), t.stride(), device="meta"))
-        for n, (at, t) in enumerate(tensors.items())
-    }
+def _pieces(tensors: Mapping[tuple[Key, Box], Tensor]) -> Pieces:
+    numbered = enumerate(tensors.items())
+    return {at: Piece(n, tuple(t.shape), t.stride(), 0) for n, (at, t) in numbered}
 
 
-def _cuts(shadows: Shadows, legs: Iterable[Leg]) -> list[Piece]:
-    found = []
-    for leg in legs:
-        number, view = shadows[leg.key, leg.box]
-        found.append(piece_of(Shadow(number, part(view, leg.box, leg.cut))))
-    return found
+def _cuts(pieces: Pieces, legs: Iterable[Leg]) -> list[Piece]:
+    return [pieces[leg.key, leg.box].part(leg.box, leg.cut) for leg in legs]
 
 
 def _spaces(buffer: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Views of a buffer, one after the other, in the shapes of stand-ins."""
+    """Consecutive views of a buffer, in the shapes of stand-ins."""
     return list(torch._C._nn.unflatten_dense_tensors(buffer, like)) if like else []
 
 
 def _views(pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> list[Tensor]:
     return [piece.of(tensors) for piece in pieces]
-
-
-def _bytes(t: Tensor) -> int:
-    return t.numel() * t.element_size()
 
 
 def _copy_(to: list[Tensor], source: list[Tensor]) -> None:
@@ -164,14 +154,14 @@ def _copy_(to: list[Tensor], source: list[Tensor]) -> None:
 
 
 def _all_to_all(come: Tensor, out: Tensor, sizes: list[list[int]], group: Any) -> Any:
-    """Start the exchange; the function returned waits for it and gives what came."""
+    """Start the exchange; the returned function waits for it and returns what was received."""
     if len(sizes[0]) == 1:
         return lambda: come
     device = exchange_device(group, out.device)
     there, here = (out, come) if device == out.device else (
         out.to(device), torch.empty_like(come, device=device)
     )  # fmt: skip
-    # As bytes: not every backend knows every dtype.
+    # As bytes: not every backend supports every dtype.
     width = out.element_size()
     bytes_in, bytes_out = ([n * width for n in each] for each in sizes)
     work = torch.distributed.all_to_all_single(

@@ -1,4 +1,4 @@
-"""What a plan costs each rank, from shapes alone: nothing runs, and no process group is needed."""
+"""What a placement costs each rank, from shapes alone: without tensors or a process group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rootfree.layout.structured import structured_tiles
-from rootfree.placement.boxes import Box, size_of, view_boxes, whole
+from rootfree.placement.boxes import Box, chunk, in_view, size_of, whole
 from rootfree.placement.owners import Cut, Holdings, assign, blocks_of
 
 #: how parameters are placed: each with its rows over the ranks, or whole on every rank
@@ -17,7 +17,7 @@ SHARDINGS = ("fsdp2", "ddp")
 
 @dataclass(frozen=True)
 class Forecast:
-    """What each rank does and keeps; of every list, the entry of a rank is at its number."""
+    """The work and the memory of each rank; lists are indexed by rank, except `owners`."""
 
     owners: list[list[int]]  # of the blocks of each parameter, tile by tile
     flops: list[float]  # in a step, refreshes spread evenly
@@ -97,7 +97,7 @@ def forecast(
         kept = [0] * world
         for rank, box in (place for places in held.values() for place in places):
             kept[rank] += size_of(box)
-        # Gradients leave for other owners and come from other holders; directions come and go back.
+        # Gradients go to the owners of blocks, and directions take the same ways back.
         sent = received = [
             product_bytes * (a + b - 2 * both)
             for a, b, both in zip(kept, owned, in_place, strict=True)
@@ -110,15 +110,11 @@ def forecast(
 
 
 def _rows(shape: Sequence[int], view: Sequence[int], world: int) -> list[tuple[int, Box]]:
-    """The rows of each rank, as torch cuts them into chunks, in the view."""
+    """The rows of each rank, as torch cuts them into chunks, as boxes of the view."""
     if not shape:
         return _copies(view, 1)
-    size = -(-shape[0] // world)
-    found = []
-    for rank in range(-(-shape[0] // size)):
-        box = ((rank * size, min((rank + 1) * size, shape[0])), *whole(shape[1:]))
-        found += [(rank, there) for there, _ in view_boxes(box, shape, view)]
-    return found
+    rest = whole(shape[1:])
+    return in_view([(chunk(shape[0], r, world), *rest) for r in range(world)], shape, view)
 
 
 def _copies(view: Sequence[int], world: int) -> list[tuple[int, Box]]:

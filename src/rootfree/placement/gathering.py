@@ -1,4 +1,4 @@
-"""Whole tensors from their shards, also where the processes' backend has no gathering for them."""
+"""Whole tensors from their shards, also where the backend cannot gather them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rootfree.placement.routes import make_route
 def gathers(t: Any) -> bool:
     """Whether torch itself can gather a DTensor: gloo cannot from GPUs, NCCL not from the CPU.
 
-    gloo does not refuse: it reads the GPU's memory as if it were its own, and the process dies of a
+    gloo does not refuse: it reads the GPU's memory as host memory, and the process dies of a
     segmentation fault (pytorch issue 152645).
     """
     mesh, device = t.device_mesh, local(t).device
@@ -26,7 +26,7 @@ def gathers(t: Any) -> bool:
 
 
 def whole_tensor(t: Any) -> Tensor:
-    """All of a DTensor, where its shards are. All ranks of its mesh must ask."""
+    """A DTensor as one tensor, on the device of its shards. All ranks of its mesh must ask."""
     if gathers(t):
         full: Tensor = t.full_tensor()
         return full

@@ -1,4 +1,4 @@
-"""Where a parameter lives: who holds which part of it, and who owns which block."""
+"""The home of a parameter: which rank has which part of it, and which owns which block."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rootfree.placement.boxes import (
     Box,
     block_boxes,
     box_at,
-    part,
+    in_view,
     shape_of,
     size_of,
-    view_boxes,
+    views_of,
     whole,
 )
 from rootfree.placement.local import is_sharded, offsets_and_shape
@@ -29,13 +29,13 @@ from rootfree.placement.sharded import is_replicated
 
 @dataclass(frozen=True, eq=False)
 class Home:
-    """Of one parameter, the same on every rank but for `ranks.me`."""
+    """Of one parameter; the same on every rank, except for `ranks.me`."""
 
     ranks: Ranks
     shape: tuple[int, ...]
     cut: Cut
-    parts: list[Box]  # what each rank has, in the parameter's own axes
-    shards: list[tuple[int, int]]  # (number, of how many) that each rank keeps of saved state
+    parts: list[Box]  # the part of each rank, in the parameter's own axes
+    shards: list[tuple[int, int]]  # (number, count): the shard of saved state on each rank
     at_owner: bool  # whether the owner of a block has its momentum and updates it
     owners: list[list[int]] = field(default_factory=list)  # of the blocks of each tile
 
@@ -51,16 +51,12 @@ class Home:
 
     @cached_property
     def held(self) -> list[tuple[int, Box]]:
-        """(rank, box in the view) of what each rank has."""
-        return [
-            (rank, there)
-            for rank, box in enumerate(self.parts)
-            for there, _ in view_boxes(box, self.shape, self.view)
-        ]
+        """(rank, box in the view) of the part of each rank."""
+        return in_view(self.parts, self.shape, self.view)
 
     @cached_property
     def owned(self) -> list[tuple[int, Box]]:
-        """(rank, box in the view) of every block with its owner."""
+        """(owner, box in the view) of every block."""
         return [
             (owner, box)
             for owners, boxes in zip(self.owners, self.blocks, strict=True)
@@ -72,12 +68,12 @@ class Home:
         return self.parts[rank] == whole(self.shape)
 
     def mine(self, tile: int) -> list[int]:
-        """The numbers of the blocks of a tile that are owned here."""
+        """The numbers of the blocks of a tile that this rank owns."""
         return [n for n, owner in enumerate(self.owners[tile]) if owner == self.ranks.me]
 
     @cached_property
     def my_boxes(self) -> list[Box]:
-        """The boxes of all blocks that are owned here, in the order of their momentum."""
+        """The boxes of all blocks that this rank owns, in the order of their momentum."""
         return [
             self.blocks[tile][number] for tile in range(len(self.cut)) for number in self.mine(tile)
         ]
@@ -88,24 +84,18 @@ class Home:
         return sum(map(size_of, self.my_boxes))
 
     def views(self, here: Tensor) -> dict[Box, Tensor]:
-        """The local part of a tensor like the parameter, contiguous, by boxes of the view."""
-        mine = self.parts[self.ranks.me]
-        found = {}
-        for there, sub in view_boxes(mine, self.shape, self.view):
-            found[there] = part(here, mine, sub).view(shape_of(there))
-        return found
+        """Views of the contiguous local part of a tensor like the parameter, by boxes."""
+        return views_of(here, self.parts[self.ranks.me], self.shape, self.view)
 
     def segments(self, momentum: Tensor) -> dict[Box, Tensor]:
-        """The momentum of the blocks that are owned here, from the one tensor that has it all."""
-        found, start = {}, 0
-        for box in self.my_boxes:
-            size = size_of(box)
-            found[box] = momentum[start : start + size].view(shape_of(box))
-            start += size
-        return found
+        """Views of the one tensor with the momentum of all blocks that this rank owns, by boxes."""
+        parts = momentum.split([size_of(box) for box in self.my_boxes])
+        return {
+            box: each.view(shape_of(box)) for box, each in zip(self.my_boxes, parts, strict=True)
+        }
 
     def check_cut(self, tile: int, found: Tile) -> None:
-        """Refuse options that cut the parameter otherwise than when ranks got their blocks."""
+        """Refuse options that cut the parameter differently since ranks got their blocks."""
         if found != self.cut[tile][0]:
             raise RuntimeError(
                 f"`structure` or `block_size` of a parameter of shape {self.shape} was changed "
@@ -113,23 +103,27 @@ class Home:
             )
 
     def local_tile(self, tile: int) -> Tile:
-        """A tile with as many blocks as are owned here."""
+        """A tile with as many blocks as this rank owns."""
         whole_tile = self.cut[tile][0]
         counts = (len(self.mine(tile)), *[1] * (len(whole_tile.sizes) - 1))
         return Tile(whole_tile.view, whole_tile.starts, counts, whole_tile.sizes)
 
-    def single_blocks(self, tile: int) -> list[Tile]:
-        """Each block of a tile that is owned here, as a tile of its own."""
-        return [self.cut[tile][0].single(self.blocks[tile][n]) for n in self.mine(tile)]
+    def single_blocks(self) -> list[Tile]:
+        """Each block that this rank owns, as a tile of its own."""
+        return [
+            tile.single(self.blocks[t][n])
+            for t, (tile, _) in enumerate(self.cut)
+            for n in self.mine(t)
+        ]
 
 
 def tile_number(key: str) -> int:
-    """The number of the tile that an entry of the state belongs to: block3.factor0 -> 3."""
+    """The number of the tile in a key of the state: block3.factor0 -> 3."""
     return int(key.partition(".")[0].removeprefix("block"))
 
 
 def description(params: Sequence[Tensor], cuts: Sequence[Cut]) -> dict[str, Any]:
-    """What of parameters must be the same on all ranks, by what it is."""
+    """Labels and values, describing parameters, that must be the same on all ranks."""
     said: dict[str, Any] = {"the number of parameters": len(params)}
     for i, (p, cut) in enumerate(zip(params, cuts, strict=True)):
         said[f"shape, dtype, device and blocks of parameter {i}"] = (
@@ -139,12 +133,12 @@ def description(params: Sequence[Tensor], cuts: Sequence[Cut]) -> dict[str, Any]
     return said
 
 
-def settle(
+def homes_of(
     params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks, *, at_owners: bool
 ) -> dict[Tensor, Home]:
-    """Homes for the parameters of a group; all ranks must call this with the same.
+    """Homes for the parameters of a group; all ranks must call this with the same ones.
 
-    `at_owners`: whether the momentum of parameters that all ranks have whole is divided too.
+    `at_owners`: whether to divide the momentum of parameters that all ranks have whole.
     """
     everyone = ranks.gathered([(box_at(*offsets_and_shape(p)), _shard(p, ranks)) for p in params])
     homes = []
@@ -165,7 +159,7 @@ def settle(
 
 
 def _shard(p: Any, ranks: Ranks) -> tuple[int, int]:
-    """(number, of how many): which part of saved state this rank keeps, on the mesh of `p`."""
+    """(number, count): this rank's shard of saved state, on the mesh of `p`."""
     if not is_sharded(p):
         return ranks.me, ranks.world
     axis = shard_axis(p)

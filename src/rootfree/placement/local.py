@@ -1,12 +1,12 @@
-"""What of a sharded parameter is here.
+"""Local parts of sharded parameters.
 
-A sharded parameter is a DTensor (FSDP2, tensor parallelism). Methods that treat every element by
-itself need no more than the local part of it, its gradient and its state.
+A sharded parameter is a DTensor (FSDP2, tensor parallelism). Methods that treat elements
+independently only need the local parts of the parameter, its gradient and its state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from rootfree.kernels.rounding import Within
 
 
 def is_sharded(t: Any) -> bool:
-    """Whether it is a DTensor (asked without importing torch.distributed)."""
+    """Whether it is a DTensor (without importing torch.distributed)."""
     return hasattr(t, "full_tensor")
 
 
@@ -30,25 +30,20 @@ def local(t: Any) -> Tensor:
 
 
 def has_copies(p: Any, world: int) -> bool:
-    """Whether some of these ranks, which all have `p`, have the same elements of it."""
+    """Whether several of these ranks, which all have parts of `p`, have the same elements."""
     if not is_sharded(p) or p.device_mesh.size() < world:
         return True
     sizes = [p.device_mesh.size(n) for n, each in enumerate(p.placements) if each.is_replicate()]
     return any(size > 1 for size in sizes)
 
 
-def meshes_of(tensors: Iterable[Any]) -> list[Any]:
-    """The meshes that tensors are sharded over, in an order that is the same on all ranks."""
-    return list(dict.fromkeys(t.device_mesh for t in tensors if is_sharded(t)))
-
-
 def local_row(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a parameter, of sharded tensors what is here."""
+    """The state of a parameter, with the local parts of sharded tensors."""
     return {key: local(tensor) for key, tensor in row.items()}
 
 
 def check_one_kind(p: Any, g: Any) -> None:
-    """Refuse a gradient that is whole where its parameter is sharded, or the other way round."""
+    """Refuse a plain gradient of a sharded parameter, and the reverse."""
     if is_sharded(p) != is_sharded(g):
         kinds = ["a plain tensor", "a DTensor"]
         raise RuntimeError(
@@ -60,8 +55,8 @@ def check_one_kind(p: Any, g: Any) -> None:
 def local_gradient(p: Any, g: Any) -> Tensor:
     """The part of a gradient that belongs to the local part of `p`.
 
-    A gradient may be placed otherwise than its parameter: with sequence parallelism those of norms
-    are sums that are still to be reduced.
+    A gradient may be placed differently from its parameter: with sequence parallelism, those of
+    norms are sums that are not reduced yet.
     """
     check_one_kind(p, g)
     if is_sharded(p) and g.placements != p.placements:
@@ -70,11 +65,11 @@ def local_gradient(p: Any, g: Any) -> Tensor:
 
 
 def local_parts(params: Sequence[Any], gs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """What is here of parameters and of their gradients."""
+    """The local parts of parameters and of their gradients."""
     here: tuple[list[Tensor], list[Tensor]] = ([], [])
     for p, g in zip(params, gs, strict=True):
-        # FSDP2 makes gradients with the very spec of the parameter. Not public, but a step with
-        # several calls for each tensor costs more than a small update; pinned by a test.
+        # FSDP2 makes gradients with the same spec object as the parameter. Not public, but several
+        # calls for each tensor would cost more than a small update; pinned by a test.
         spec = getattr(p, "_spec", None)
         if spec is not None and getattr(g, "_spec", None) is spec:
             mine, given = p._local_tensor, g._local_tensor
@@ -91,7 +86,7 @@ def offsets_and_shape(p: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where the local part of `p` begins in the whole, and its shape."""
     if not is_sharded(p):
         return (0,) * p.dim(), tuple(p.shape)
-    # Not public, but the only place that knows how torch orders shards of shards; pinned by a test.
+    # Not public, but only this function knows how torch orders shards of shards; pinned by a test.
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offsets = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
@@ -104,6 +99,6 @@ def offsets_and_shape(p: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def within(p: Tensor) -> Within | None:
-    """Where the elements that are here are in the whole; None: it is the whole."""
+    """The position of the local part in the whole; None: it is the whole."""
     offsets, shape = offsets_and_shape(p)
     return None if shape == tuple(p.shape) else Within(offsets, tuple(p.shape))

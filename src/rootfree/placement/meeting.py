@@ -1,11 +1,12 @@
 """How ranks meet before their first collective: through the store that connected them.
 
-A rank that shares its parameters waits for the others. One of them may never come, because it was
-told to share nothing. In a collective nobody would notice. So each rank leaves a note when it
-comes, and when it adds parameters that it shares with nobody. Those who wait read the notes.
+A rank that shares its parameters waits for the others. One of them may never come, because it is
+configured to share nothing. A collective would then hang. So each rank leaves a note when it
+arrives, and when it adds parameters that it shares with no other rank. Waiting ranks read the
+notes.
 
-Ranks with copies of the same parameters, which never talk to each other otherwise, compare what
-they were told by notes too: once, before the first step.
+Ranks with copies of the same parameters, which do not communicate otherwise, compare their
+settings by notes too: once, before the first step.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ from rootfree.placement.processes import PATIENCE, digest, initialised
 
 _FIRST_PAUSE, _PAUSE = 1e-3, 0.25  # seconds between two looks at the notes; from, to
 
-# Groups of parameters that this process shares with nobody, by what they are, since ranks last met:
-# how many it has added, and how many of them it has begun to use.
+# Groups of parameters that this process shares with no other, by their description, since ranks
+# last met: how many it has added, and how many of them it has begun to use.
 _alone: Counter[str] = Counter()
 _used: Counter[str] = Counter()
 
 
 class Alone(NamedTuple):
-    """What a rank that goes another way leaves for those who wait."""
+    """The note of a rank that shares nothing, for ranks that wait."""
 
-    about: str = ""  # what parameters it has
-    number: int = 0  # of such groups that it shares with nobody
-    total: int = 0  # of groups that it shares with nobody
-    problem: str | None = None  # why it adds none at all, if it does not
+    about: str = ""  # the description of its parameters
+    number: int = 0  # of its groups with this description
+    total: int = 0  # of all its groups that it does not share
+    problem: str | None = None  # the error that kept it from adding them, if any
 
     def is_astray(self) -> bool:
-        """Whether this process has not gone that way too."""
+        """Whether that rank has added a group of its own that this process has not."""
         return self.total > _alone.total() or self.number > _alone[self.about]
 
 
 class Waiting(NamedTuple):
-    """What a rank that waits leaves for those who go another way."""
+    """The note of a waiting rank, for ranks that share nothing."""
 
     rank: int
     option: str | None  # `placement`
-    used: int  # how many groups of such parameters it uses, and shares with nobody
+    used: int  # how many groups with the same description it uses without sharing them
     meeting: str
 
 
 def go_alone(about: str, problem: str | None = None) -> bool:
-    """Note that this rank adds parameters that it shares with nobody; False: it is the only one.
+    """Note that this rank adds parameters that it does not share; False: there are no others.
 
-    `about`: what parameters they are; `problem`: why it adds none at all, if it does not.
+    `about`: the description of the parameters; `problem`: the error that keeps it from adding them.
     """
     store = _store()
     if store is None:
@@ -66,36 +67,36 @@ def go_alone(about: str, problem: str | None = None) -> bool:
 
 
 def missed(about: str) -> str | None:
-    """Why the first step with parameters of one's own is wrong: others wait to share such ones.
+    """The error of a first step with unshared parameters that other ranks wait to share.
 
-    `about`: what parameters they are. None: nobody waits.
+    `about`: the description of the parameters. None: no rank waits.
     """
     store, key = _store(), _waiting_key(about)
     _used[about] += 1
     if store is None or not store.check([key]):
         return None
     waiting = Waiting(*json.loads(store.get(key)))
-    if _used[about] <= waiting.used:  # they use this optimizer too, and wait with a later one
+    if _used[about] <= waiting.used:  # they have this optimizer too, and wait with a later one
         return None
     return _verdict(store, waiting, torch.distributed.get_rank(), goes_on=False).problem
 
 
 def forget(about: Sequence[str]) -> None:
-    """Take away the notes of those who waited to share parameters; `about`: what they are."""
+    """Remove the notes of ranks that waited to share parameters with these descriptions."""
     store = _store()
     for each in about if store is not None else ():
         store.delete_key(_waiting_key(each))
 
 
 class Verdict(NamedTuple):
-    """Why it is no use to wait on."""
+    """Why waiting is of no use."""
 
     problem: str
-    goes_on: bool  # whether the rank that does not come has raised no error so far
+    goes_on: bool  # whether the missing rank continues, without an error so far
 
 
 class Outcome(NamedTuple):
-    """Whether all are here; if not, why it is no use to wait on, or None: they are late."""
+    """Whether all ranks have come; if not, a verdict, or None: some are just late."""
 
     complete: bool
     verdict: Verdict | None = None
@@ -104,7 +105,7 @@ class Outcome(NamedTuple):
 def meet(ranks: Sequence[int], about: str, option: str | None) -> Outcome:
     """Wait, for a while, until all of the ranks have come. All of them must ask.
 
-    `about`: what parameters they are to share.
+    `about`: the description of the parameters to share.
     """
     store = _store()
     if store is None or len(ranks) == 1:
@@ -124,7 +125,7 @@ def meet(ranks: Sequence[int], about: str, option: str | None) -> Outcome:
         if look == 0:
             store.set(note, json.dumps(waiting))
     else:
-        # Not before: they may have made another optimizer, for themselves, first.
+        # Not earlier: they may first make another optimizer that they do not share.
         gone = next((r for r in ranks if _note_of(store, r).is_astray()), None)
         return Outcome(False, None if gone is None else _verdict(store, waiting, gone))
     store.delete_key(note)
@@ -135,21 +136,21 @@ def meet(ranks: Sequence[int], about: str, option: str | None) -> Outcome:
 
 
 def leave(ranks: Sequence[int]) -> None:
-    """Take back that one has come."""
+    """Undo the arrival of this rank."""
     store, key = _store(), _meetings(ranks)
     if store is not None and store.add(f"{key}/arrived", -1) % len(ranks) == 0:
-        store.add(f"{key}/failed", 1)  # the last has left: the next meeting is another one
+        store.add(f"{key}/failed", 1)  # the last has left: the next meeting gets another key
 
 
 class Comparison:
-    """What ranks with copies of the same parameters say to each other, once."""
+    """A comparison of settings between ranks with copies of the same parameters."""
 
     def __init__(
         self, ranks: Sequence[int], said: Any, difference: Callable[[Any, Any], str | None]
     ) -> None:
-        """Say it; all of the ranks must.
+        """Publish this rank's settings; all of the ranks must.
 
-        `difference`: in words, of what two ranks said, each as (rank, said); None: there is none.
+        `difference`: describes that between two ranks, each as (rank, said); None: there is none.
         """
         self._store, me = _store(), torch.distributed.get_rank()
         key = f"{_meetings(ranks)}/compared"
@@ -163,11 +164,11 @@ class Comparison:
             self._store.set(self._all, "all")
 
     def wait(self) -> bool:
-        """Wait, for a while, until every rank has said it, or two were found to differ."""
+        """Wait, for a while, until all ranks have published, or two were found to differ."""
         return any(self.is_over() for _ in _looks())
 
     def is_over(self) -> bool:
-        """Whether nobody has to be waited for."""
+        """Whether there is nothing left to wait for."""
         return self.found() is not None or bool(self._store.check([self._all]))
 
     def found(self) -> str | None:
@@ -177,7 +178,7 @@ class Comparison:
 
 
 def announce(what: str) -> None:
-    """Note that this rank is going to do what all ranks must do, once for each time."""
+    """Note that this rank is going to do something that all ranks must do; call once each time."""
     store = _store()
     if store is not None:
         me = torch.distributed.get_rank()
@@ -185,7 +186,7 @@ def announce(what: str) -> None:
 
 
 def unannounced(what: str, ranks: Sequence[int]) -> list[int]:
-    """Begin what was announced; those who have not announced it too, after waiting for a while."""
+    """Begin what was announced; returns the ranks that have not announced it after a while."""
     store = _store()
     if store is None:
         return []
@@ -197,7 +198,7 @@ def unannounced(what: str, ranks: Sequence[int]) -> list[int]:
 
 
 def _looks() -> Iterator[int]:
-    """Looks at the notes by their numbers, for as long as there is patience."""
+    """Numbers of attempts to read notes, with pauses, until patience ends."""
     begun, pause = time.monotonic(), _FIRST_PAUSE
     for look in count():
         yield look
@@ -208,7 +209,7 @@ def _looks() -> Iterator[int]:
 
 
 def _verdict(store: Any, waiting: Waiting, gone: int, *, goes_on: bool = True) -> Verdict:
-    """The words for those who wait and those who have gone: of all that are found, the first."""
+    """The verdict for waiting and missing ranks; the first one that is stored counts for all."""
     problem = _note_of(store, gone).problem
     words = f"rank {gone}: {problem}" if problem is not None else (
         f"placement: rank {waiting.rank} (placement={waiting.option}) waits to share its "
@@ -236,23 +237,23 @@ def _waiting_key(about: str) -> str:
 
 
 def _announced(what: str, number: int, rank: int) -> str:
-    """The note of one announcement; those with the numbers 0 and -1 count them, and their uses."""
+    """The key of one announcement; the numbers 0 and -1 count announcements and their uses."""
     return f"rootfree/announced/{what}/{number}/{rank}"
 
 
 def _note_of(store: Any, rank: int) -> Alone:
-    """The last note of a rank that went alone."""
+    """The last note of a rank that shares nothing."""
     key = _alone_key(rank)
     return Alone(*json.loads(store.get(key))) if store.check([key]) else Alone()
 
 
 def has_store() -> bool:
-    """Whether there is a place for notes."""
+    """Whether ranks have a store for notes."""
     return _store() is not None
 
 
 def _store() -> Any:
-    """The store of the processes; None: this one is alone, or they have none."""
+    """The store of the processes; None: there is only one, or no store."""
     distributed = torch.distributed
     if not initialised() or distributed.get_world_size() == 1:
         return None

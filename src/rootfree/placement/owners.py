@@ -1,4 +1,4 @@
-"""Which rank owns a block: the one that keeps its factors and computes its directions."""
+"""Assigns blocks to ranks: the owner of a block keeps its factors and computes its directions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rootfree.structures import Diagonal, Structure
 
 Cut = Sequence[tuple[Tile, tuple[Structure, ...]]]  # the tiles of a parameter
 
-# A rank that holds most of a block gets it, unless its load would exceed the mean by this much.
+# The rank that holds most of a block owns it, unless its load would exceed this times the mean.
 SLACK = 1.05
-# Refreshes are assumed at every second step, the default; the plan must not depend on a schedule.
+# Steps per refresh, as by default. A constant: owners must not depend on a schedule.
 INTERVAL = 2
 
 
@@ -34,7 +34,7 @@ Held = Sequence[tuple[int, Box]]  # (rank, box) of every part of a parameter
 
 
 def flops(sizes: Sequence[int], structures: Sequence[Structure]) -> float:
-    """What a step on a block costs, about.
+    """The approximate cost of a step on a block.
 
     A dense factor of size d takes two products with the block for the direction. A refresh takes
     two more and some products of d×d matrices.
@@ -58,7 +58,7 @@ def blocks_of(cuts: Sequence[Cut]) -> list[Block]:
 
 
 class Holdings:
-    """How many elements of a block each rank holds; layers that are alike are looked at once."""
+    """How many elements of a block each rank holds; equal layers are computed once."""
 
     def __init__(self, held: Mapping[int, Held]) -> None:
         alike: dict[Any, tuple[Overlaps, dict[Box, dict[int, int]]]] = {}
@@ -68,7 +68,7 @@ class Holdings:
         }
 
     def shares(self, block: Block) -> dict[int, int]:
-        """By rank, of those that hold some."""
+        """The number of elements by rank, for ranks that hold any."""
         overlaps, known = self._of[block.parameter]
         if block.box not in known:
             shares: dict[int, int] = defaultdict(int)
@@ -83,10 +83,10 @@ class Holdings:
 def assign(
     blocks: Sequence[Block], holdings: Holdings, load: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """The owner of every block, and the load of every rank, beside the given one, after that.
+    """The owner of every block, and the load of every rank including the given one.
 
-    The largest blocks first, each to the rank that holds most of it, or else to the one with the
-    least to do; the same on every rank.
+    Costly blocks come first. Each goes to the rank that holds most of it, or else to the one with
+    the least load. The result is the same on every rank.
     """
     load, owners = list(load), [0] * len(blocks)
     mean = (sum(load) + sum(block.cost for block in blocks)) / len(load)
@@ -94,7 +94,7 @@ def assign(
     heapify(waiting)
     for n in sorted(range(len(blocks)), key=lambda n: (-blocks[n].cost, n)):
         cost, shares = blocks[n].cost, holdings.shares(blocks[n])
-        while waiting[0][0] != load[waiting[0][1]]:  # it was given more since
+        while waiting[0][0] != load[waiting[0][1]]:  # outdated: its load has grown since
             heappop(waiting)
         idle = waiting[0][1]
         most = max(shares.values())

@@ -1,9 +1,9 @@
 """The blocks of a step on many ranks: pieces of gradients go to the owners, directions come back.
 
 The interface is that of `kernels/stack.py`. Gradients and directions travel in the dtype of the
-products: nothing is lost that would not be lost there. They travel in rounds (`rounds.py`): one is
-on its way to the owners and one back while another is worked on. Directions are made by kernels
-where there are kernels for them; torch functions do the rest.
+products, which would round them anyway. They travel in rounds (`rounds.py`): while one round is
+computed, the next is on its way to the owners and the previous one on its way back. Kernels compute
+directions where they can, torch functions do the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rootfree.kernels.stack import Part, Share, limit_
 from rootfree.kernels.tables import NUMBERS, NumberTable
 from rootfree.layout.buckets import Bucket, select
 from rootfree.placement.boxes import Box, shape_of
-from rootfree.placement.exchange import Exchange, Flight, Shadow, piece_of, stand_in
+from rootfree.placement.exchange import Exchange, Flight, piece_of, stand_in
 from rootfree.placement.homes import Home
 from rootfree.placement.local import local, within
 from rootfree.placement.placed_tail import PlacedTail
@@ -31,12 +31,12 @@ from rootfree.rules.momentum import Tail
 #: (position of a parameter in its group, rank) of gradients that are missing on some ranks only
 Absent = frozenset[tuple[int, int]]
 
-# Patterns of missing gradients whose routes are remembered.
+# How many patterns of missing gradients have their routes remembered.
 MOST_PATTERNS = 4
 
 
 class PlacedStack(KernelStack):
-    """Gathers blocks that are owned here from all ranks, and brings their directions back."""
+    """Gathers the blocks that this rank owns from all ranks, and sends their directions back."""
 
     def __init__(
         self, params: Sequence[Tensor], homes: Sequence[Home], buckets: list[Bucket[Any]], *,
@@ -54,18 +54,18 @@ class PlacedStack(KernelStack):
         self.numbers = NumberTable(NUMBERS, self._device) if kernels else None
         withins = [within(p) for p in params]
         self._tail = PlacedTail(homes, withins, self._rounds, like=self.ps[0])
-        # Shapes of what a step has: parts of the parameters.
+        # Views of the local parts of parameters, by box.
         self._parts = {
-            (i, box): Shadow(i, view)
+            (i, box): piece_of(i, view)
             for i, home in enumerate(homes)
             for box, view in home.views(stand_in(shape_of(home.parts[home.ranks.me]))).items()
         }
         self._inward: dict[Absent, list[Exchange]] = {}  # of each round
         self._ways: list[Exchange] = []  # of this step
         self._outward = [self._way_out(each) for each in self._rounds]
-        #: of each round: blocks that are updated where they are owned, with their directions
+        #: of each round: blocks that their owner updates, and where their directions are
         self._stay = [
-            [(at, piece_of(row)) for at, row in each.rows.items() if homes[at[0]].at_owner]
+            [(at, row) for at, row in each.rows.items() if homes[at[0]].at_owner]
             for each in self._rounds
         ]
         self._gs: list[Tensor] = []
@@ -76,7 +76,7 @@ class PlacedStack(KernelStack):
         self._refresh = True
 
     def _way_in(self, each: Round, absent: Absent) -> Exchange:
-        """Gradients of a round, from those that have them to the owners."""
+        """Gradients of a round, from the ranks that have them to the owners."""
         homes, ranks, where = self._homes, self._ranks, self._where
         having: dict[int, Places] = {
             i: [(r, box) for r, box in homes[i].held if (where[i], r) not in absent]
@@ -94,18 +94,18 @@ class PlacedStack(KernelStack):
         )  # fmt: skip
 
     def _way_out(self, each: Round) -> Exchange:
-        """Directions of a round, from the owners to those that update their part."""
+        """Directions of a round, from the owners to the ranks that update their parts."""
         held = {i: self._homes[i].held for i in each.owned if not self._homes[i].at_owner}
         ranks = self._ranks
         route = make_route(each.owned, held, me=ranks.me, world=ranks.world)
-        # What a round does not fill, another one does.
+        # Without holes: what this round does not fill, another one does.
         return Exchange(
             replace(route, holes=[]), each.rows, self._parts, dtype=each.dtype, device=self._device,
             group=ranks.group if held else None,
         )  # fmt: skip
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
-        """Take the local parts of gradients in the order of the parameters."""
+        """Take the local parts of gradients, in the order of the parameters."""
         absent, self._refresh = self._absent(), squares
         if absent not in self._inward:
             if len(self._inward) >= MOST_PATTERNS:
@@ -148,7 +148,7 @@ class PlacedStack(KernelStack):
             self._bring_back(number, stacks)
 
     def _bring_back(self, number: int, stacks: list[Tensor]) -> None:
-        """Take the directions of the round before, and send those of this one."""
+        """Receive the directions of the previous round, and send those of this one."""
         if self._leaving is not None:
             self._leaving.land_(self._us)
         way = self._outward[number]

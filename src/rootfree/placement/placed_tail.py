@@ -1,20 +1,19 @@
 """The tail of a step on many ranks: from directions to parameters.
 
-A parameter is updated where it is, or by the owners of its blocks, which then send the updated
-blocks to the others.
+Every rank updates its part of a parameter. Or the owners of its blocks update them, and send the
+updated blocks to the other ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rootfree.kernels.rounding import Within, widened
-from rootfree.placement.boxes import Box, part, whole
-from rootfree.placement.exchange import Exchange, Flight, Piece, Shadow, Shadows, piece_of, stand_in
+from rootfree.placement.boxes import Box, whole
+from rootfree.placement.exchange import Exchange, Flight, Pieces, piece_of, stand_in
 from rootfree.placement.homes import Home
 from rootfree.placement.norms import PlacedNorms
 from rootfree.placement.rounds import Owned, Round
@@ -22,51 +21,40 @@ from rootfree.placement.routes import make_route
 from rootfree.rules.momentum import Tail, descend_
 
 
-class _Owned(NamedTuple):
-    """A block that is updated here."""
-
-    box: Box
-    piece: Piece  # of the parameter
-    within: Within
-
-
 class PlacedTail:
-    """What the tail works on here: parameters, or their blocks where these are owned."""
+    """Updates this rank's parts of parameters, or the blocks that it owns."""
 
     def __init__(
         self, homes: Sequence[Home], withins: Sequence[Within | None], rounds: Sequence[Round], *,
         like: Tensor,
     ) -> None:  # fmt: skip
-        """`withins`: what the local parts are parts of; `like`: one of them."""
+        """`withins`: the positions of the local parts in the whole; `like`: a local part."""
         self._homes, self._ranks, self._device = list(homes), homes[0].ranks, like.device
-        blocks = {
-            (i, box): Shadow(i, part(stand_in(home.view), whole(home.view), box))
+        #: where blocks are in parameters that the owners of their blocks update
+        self._blocks: Pieces = {
+            (i, box): piece_of(i, stand_in(home.view)).part(whole(home.view), box)
             for i, home in enumerate(homes)
             if home.at_owner
             for _, box in home.owned
         }
-        self._mine = [
-            [
-                _Owned(box, piece_of(blocks[i, box]), Within(_start(box), home.view))
-                for box in (home.my_boxes if home.at_owner else ())
-            ]
-            for i, home in enumerate(homes)
-        ]
-        # Of each piece that is updated here: the parameter, and where its elements are.
+        # Of each piece that this rank updates: the parameter, and its position in it.
         self._of: list[int] = []
         self._withins: list[Within | None] = []
         for i, home in enumerate(homes):
-            mine = [block.within for block in self._mine[i]] if home.at_owner else [withins[i]]
+            mine: list[Within | None] = [withins[i]]
+            if home.at_owner:
+                starts = [tuple(start for start, _ in box) for box in home.my_boxes]
+                mine = [Within(start, home.view) for start in starts]
             self._of += [i] * len(mine)
             self._withins += mine
-        self._norms = PlacedNorms(homes, self._ranks, self._device)
+        self._rms = PlacedNorms(homes, self._of, self._ranks, self._device)
         owned = [
             {i: places for i, places in each.owned.items() if homes[i].at_owner} for each in rounds
         ]
-        self._updates = [self._update(each, blocks, like.dtype) for each in owned if each]
+        self._updates = [self._update(each, like.dtype) for each in owned if each]
 
-    def _update(self, owned: Owned, shadows: Shadows, dtype: torch.dtype) -> Exchange:
-        """Updated blocks of a round go to everybody else; their owner has them in place."""
+    def _update(self, owned: Owned, dtype: torch.dtype) -> Exchange:
+        """Updated blocks of a round, from their owner to all other ranks."""
         ranks = self._ranks
         others = [rank for rank in range(ranks.world) if rank != ranks.me]
         wanted = {
@@ -79,33 +67,31 @@ class PlacedTail:
         }
         route = make_route(owned, wanted, me=ranks.me, world=ranks.world)
         return Exchange(
-            route, shadows, shadows, dtype=dtype, device=self._device, group=ranks.group
+            route, self._blocks, self._blocks, dtype=dtype, device=self._device, group=ranks.group
         )
 
     def descend_(
         self, here: list[Tensor], ms: list[Tensor], us: list[Tensor],
         directions: Mapping[tuple[int, Box], Tensor], counters: list[Tensor], tail: Tail,
     ) -> None:  # fmt: skip
-        """Changes the parameters, of which `here` are the local parts, and ms.
+        """The tail.  Changes the local parts `here` of the parameters, and ms.
 
-        `us`: directions like the local parts; `directions`: those of blocks, by parameter and box.
+        `us`: directions of the local parts; `directions`: of blocks, by parameter and box.
         """
-        flat = [p if p.is_contiguous() else p.contiguous() for p in here]
+        flat = [p.contiguous() for p in here]  # itself, where it is
         ps, moments, steps = list[Tensor](), list[Tensor](), list[Tensor]()
         for i, home in enumerate(self._homes):
-            if not home.at_owner:
+            if home.at_owner:
+                ps += [self._blocks[i, box].of(flat) for box in home.my_boxes]
+                steps += [directions[i, box] for box in home.my_boxes]
+                moments += home.segments(ms[i]).values() if ms else ()
+            else:
                 ps.append(here[i])
                 steps.append(us[i])
                 moments += ms[i : i + 1]
-                continue
-            segments = home.segments(ms[i]) if ms else {}
-            for block in self._mine[i]:
-                ps.append(block.piece.of(flat))
-                steps.append(directions[i, block.box])
-                moments += [segments[block.box]] if ms else []
         self._descend_(ps, moments, steps, us[0].dtype, counters, tail)
         flight: Flight | None = None
-        for update in self._updates:  # one is on its way while the next is packed
+        for update in self._updates:  # one travels while the next is packed
             before, flight = flight, update.start(flat, self._ranks.traffic, "parameters")
             if before is not None:
                 before.land_(flat)
@@ -119,20 +105,15 @@ class PlacedTail:
         self, ps: list[Tensor], ms: list[Tensor], us: list[Tensor], wide: torch.dtype,
         counters: list[Tensor], tail: Tail,
     ) -> None:  # fmt: skip
-        rms = self._norms.of(self._of)
-        if not ps:  # nothing is here, but the others wait for our part of the norms
+        if not ps:  # other ranks wait for this one's part of the norms all the same
             none = torch.empty(0, dtype=wide, device=self._device)
-            descend_([none], [none.clone()], [none.clone()], tail, rms=rms)
+            descend_([none], [none.clone()], [none.clone()], tail, rms=self._rms)
         elif not ms or ms[0].dtype == wide:
-            descend_(ps, ms, us, tail, rms=rms)
+            descend_(ps, ms, us, tail, rms=self._rms)
         else:
             # Blocks of one parameter share its counter, which advances once.
             mine = [counters[i].clone() for i in self._of] if counters else []
             with widened(ms, wide, mine, self._withins) as wider:
-                descend_(ps, wider, us, tail, rms=rms)
+                descend_(ps, wider, us, tail, rms=self._rms)
         if counters:
             torch._foreach_add_(counters, 1)
-
-
-def _start(box: Box) -> tuple[int, ...]:
-    return tuple(start for start, _ in box)

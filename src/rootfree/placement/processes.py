@@ -1,4 +1,4 @@
-"""Process groups: who there is, and a channel between the hosts."""
+"""Process groups: of devices, and of hosts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 import torch
 
-# Seconds after which a rank that waits for others doubts that they come.
+# Seconds after which a rank that waits for others warns, or gives up.
 PATIENCE = 20.0
 
 
 def initialised() -> bool:
-    """Whether there are other processes to talk to."""
+    """Whether there is a process group."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized()
 
 
 def digest(content: Any) -> int:
-    """A number for what has one text, the same in every process; its negative is one too."""
+    """A hash of the repr, the same in every process; its negative fits in an int64, too."""
     return int.from_bytes(hashlib.blake2b(repr(content).encode(), digest_size=7).digest(), "little")
 
 
 def ranks_of_mesh(mesh: Any, dims: Iterable[int]) -> list[int]:
-    """The ranks along some axes of a mesh that this rank is among."""
+    """The ranks along some axes of a mesh, through this rank."""
     wanted = set(dims)
     here = mesh.get_coordinate()
     index = tuple(slice(None) if n in wanted else here[n] for n in range(mesh.ndim))
@@ -34,7 +34,7 @@ def ranks_of_mesh(mesh: Any, dims: Iterable[int]) -> list[int]:
 
 
 def device_group(ranks: Sequence[int]) -> Any:
-    """A process group of these ranks; every one of them must ask for it."""
+    """A process group of these ranks; all of them must ask for it."""
     distributed = torch.distributed
     if list(ranks) == list(range(distributed.get_world_size())):
         return distributed.group.WORLD
@@ -44,7 +44,7 @@ def device_group(ranks: Sequence[int]) -> Any:
 def host_group(ranks: Sequence[int]) -> Any:
     """A process group of these ranks for tensors on the CPU: no device waits for it.
 
-    It is ours alone: other threads may be using the groups of others, as `dcp.async_save` does.
+    It belongs to this library: other threads may use other groups, as `dcp.async_save` does.
     """
     if len(ranks) == 1:
         return device_group(ranks)
@@ -61,29 +61,29 @@ def takes(group: Any, device: torch.device) -> bool:
 
 
 def exchange_device(group: Any, device: torch.device) -> torch.device:
-    """Where tensors must be for an all-to-all, given where they are."""
-    if not takes(group, device):  # parameters offloaded to the CPU, ranks connected by their GPUs
+    """The device that an all-to-all needs tensors on, given the one they are on."""
+    if not takes(group, device):  # parameters are offloaded to the CPU, the backend is for GPUs
         return torch.device("cuda", torch.cuda.current_device())
     if device.type != "cpu" and group._get_backend(device).name() == "gloo":
-        return torch.device("cpu")  # gloo has none for GPUs
+        return torch.device("cpu")  # gloo has no all-to-all for GPUs
     return device
 
 
 def drop_groups() -> None:
-    """Forget the groups that were made here."""
+    """Forget the groups made by this module."""
     _new_group.cache_clear()
 
 
 @cache
 def _new_group(world: Any, ranks: tuple[int, ...], backend: str | None) -> Any:
-    # `world` is there because a new default group makes the old ones useless.
+    # `world` is part of the key: a new default group makes the old groups useless.
     return torch.distributed.new_group(
         list(ranks), timeout=_timeout(world), backend=backend, use_local_synchronization=True
     )
 
 
 def _timeout(world: Any) -> timedelta | None:
-    """How long ranks wait for each other, as `init_process_group` was told; None: not known."""
+    """The timeout given to `init_process_group`; None: not known."""
     backends = [world._get_backend(device) for device in world._device_types]
     options: list[Any] = [getattr(backend, "options", None) for backend in backends]
     return min((each._timeout for each in options if hasattr(each, "_timeout")), default=None)

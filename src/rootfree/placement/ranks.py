@@ -1,8 +1,8 @@
-"""The ranks that share the blocks of an optimizer, and how they stay of one mind.
+"""Groups of ranks, and how they check that they agree.
 
-Ranks that do not agree on what comes next would wait for each other for ever, or compute something
-else on each. Before every exchange they compare a few numbers on the host; where these differ, each
-gets to see what the others have, and all raise the same error.
+Ranks that disagree on what comes next would wait for each other forever, or compute different
+things. Before every exchange they compare digests on the host. If these differ, every rank gets the
+contents of all others, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rootfree.placement.processes import (
 )
 from rootfree.placement.traffic import Traffic
 
-#: what a rank says instead, where an error keeps it from what the others are about to do
+#: the label of an error that keeps a rank from what the others are about to do
 PROBLEM = "problem"
 
 
 class PlacementError(RuntimeError):
-    """Ranks that should be of one mind are not."""
+    """Ranks disagree, or one of them is gone."""
 
 
 def difference(found: Sequence[tuple[int, dict[str, Any]]], *, about: str) -> str | None:
-    """What is not the same on all ranks, in words; None: nothing.
+    """What is not the same on all ranks, in words; None: all is.
 
-    `found`: ranks, and what each of them says by what it is.
+    `found`: ranks, each with its labels and values.
     """
     for rank, each in found:
         if PROBLEM in each:
@@ -57,15 +57,15 @@ class Ranks:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = list(ranks)
         self.group = device_group(ranks)
-        host_group(ranks)  # made now, while all of them are here
+        host_group(ranks)  # made now, while all ranks are at this point
         self.me = self.ranks.index(torch.distributed.get_rank())
         self.traffic = Traffic()  # of this rank, in steps
-        self.load = [0.0] * len(self.ranks)  # of each, by the blocks that it owns
+        self.load = [0.0] * len(self.ranks)  # of each rank, from the blocks that it owns
         self._mesh: Any = None
 
     @property
     def world(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return len(self.ranks)
 
     @property
@@ -78,7 +78,7 @@ class Ranks:
         return host_group(self.ranks)
 
     def mesh(self, device_type: str) -> Any:
-        """The ranks as a mesh of one axis, for state that no parameter has a mesh for."""
+        """The ranks as a mesh of one axis, for state of parameters without a mesh."""
         from torch.distributed.device_mesh import DeviceMesh
 
         if self._mesh is None:
@@ -86,12 +86,12 @@ class Ranks:
         return self._mesh
 
     def differ(self, what: str, content: Any) -> list[Any] | None:
-        """What every rank has to say where they are not of one mind; None: they are.
+        """The contents of all ranks if they differ; None: all are the same.
 
-        `what`: what the rank is about to do. If that alone is not the same, it is an error.
+        `what`: what the rank is about to do; an error if that differs.
         """
         if not initialised():
-            drop_groups()  # with its connections: ranks that wait for this one notice
+            drop_groups()  # closes connections, so that waiting ranks notice
             raise PlacementError(f"{what} needs the process group, which was destroyed")
         if self.world == 1:
             return None
@@ -111,7 +111,7 @@ class Ranks:
         return [each for _, each in found]
 
     def _await(self, work: Any, what: str) -> None:
-        """Wait for the others; say so where that takes long, and what happened where it fails."""
+        """Wait for the others; warn if that takes long, and raise an error if it fails."""
         try:
             try:
                 work.wait(timedelta(seconds=PATIENCE))
@@ -130,7 +130,7 @@ class Ranks:
             ) from error
 
     def gathered(self, content: Any) -> list[Any]:
-        """What every rank has to say."""
+        """The contents of all ranks."""
         if self.world == 1:
             return [content]
         found: list[Any] = [None] * self.world
@@ -138,13 +138,13 @@ class Ranks:
         return found
 
     def check_agree(self, what: str, content: dict[str, Any], *, about: str) -> None:
-        """Raise the same error on all ranks if they do not say the same."""
+        """Raise the same error on all ranks if their contents differ."""
         found = self.differ(what, content)
         if found is not None:
             self.check_alike(found, about=about)
 
     def check_alike(self, found: list[dict[str, Any]], *, about: str) -> None:
-        """Raise an error that says what is not the same on all ranks, if anything is not."""
+        """Raise an error that names the first difference between ranks, if there is one."""
         problem = difference(list(zip(self.ranks, found, strict=True)), about=about)
         if problem is not None:
             raise PlacementError(problem)
@@ -158,7 +158,6 @@ class Ranks:
     def sum_(self, numbers: torch.Tensor) -> None:
         """Replace numbers by their sums over the ranks."""
         if self.world > 1:
-            size = numbers.numel() * numbers.element_size()
-            self.traffic.sent["sums"] += size
-            self.traffic.received["sums"] += size
+            self.traffic.sent["sums"] += numbers.nbytes
+            self.traffic.received["sums"] += numbers.nbytes
             torch.distributed.all_reduce(numbers, group=self.group)

@@ -1,8 +1,8 @@
 """Which blocks travel together: rounds of a bounded number of bytes.
 
-While the blocks of a round are worked on, the gradients of the next one are on their way, and so
-are the directions of the one before. Every owner's blocks, in the order of its slabs, are taken
-apart by their bytes; all ranks know all owners, so they come to the same rounds.
+While a round is computed, the gradients of the next one and the directions of the previous one are
+on their way. The blocks of every owner, in the order of its slabs, are split by bytes. All ranks
+know all owners, so they compute the same rounds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 from rootfree.kernels.stack import Share
 from rootfree.layout.buckets import Bucket, Slot
 from rootfree.placement.boxes import Box
-from rootfree.placement.exchange import Shadow, stand_in
+from rootfree.placement.exchange import Piece, piece_of, stand_in
 from rootfree.placement.homes import Home, tile_number
 
-# Bytes of the blocks that an owner works on in a round, about.
+# About how many bytes of blocks an owner works on in a round.
 ROUND_BYTES = 64 * 2**20
 
 #: of each parameter: (owner, box) of blocks
@@ -30,16 +30,16 @@ Owned = dict[int, list[tuple[int, Box]]]
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Blocks that travel together, and what this rank has to do with them."""
+    """Blocks that travel together, and this rank's share of them."""
 
     dtype: torch.dtype  # in which gradients and directions travel
     owned: Owned
-    shares: list[Share]  # what is worked on here
-    rows: dict[tuple[int, Box], Shadow]  # by parameter and box: where in the stacks of the shares
+    shares: list[Share]  # what this rank works on
+    rows: dict[tuple[int, Box], Piece]  # by parameter and box: the place in the shares' stacks
 
 
 class _Place(NamedTuple):
-    """Where a block is in the slabs here."""
+    """Where a block is in the slabs of this rank."""
 
     bucket: int
     row: int
@@ -49,7 +49,7 @@ class _Place(NamedTuple):
 def divided(
     homes: Sequence[Home], dtypes: Sequence[torch.dtype], limit: int
 ) -> list[tuple[torch.dtype, Owned]]:
-    """The blocks of parameters by rounds; `dtypes`: in which those of each travel."""
+    """The blocks of parameters by rounds; `dtypes`: in which each parameter's blocks travel."""
     alike: dict[Any, list[tuple[int, int]]] = {}  # tiles whose blocks share a slab
     for i, home in enumerate(homes):
         for t, (tile, structures) in enumerate(home.cut):
@@ -71,7 +71,7 @@ def make_rounds(
     params: Sequence[Tensor], homes: Sequence[Home], buckets: Sequence[Bucket[Any]],
     dtypes: Sequence[torch.dtype],
 ) -> list[Round]:  # fmt: skip
-    """The rounds of a step on these parameters, whose blocks here are in the buckets."""
+    """The rounds of a step on these parameters; the buckets hold the blocks of this rank."""
     members = {p: i for i, p in enumerate(params)}
     places: dict[tuple[int, Box], _Place] = {}
     for number, bucket in enumerate(buckets):
@@ -94,17 +94,17 @@ def make_rounds(
 def _shares(
     mine: Sequence[tuple[int, Box]], places: Mapping[tuple[int, Box], _Place],
     buckets: Sequence[Bucket[Any]],
-) -> tuple[list[Share], dict[tuple[int, Box], Shadow]]:  # fmt: skip
-    """What of each bucket is in a round, every block as a slot of its own."""
+) -> tuple[list[Share], dict[tuple[int, Box], Piece]]:  # fmt: skip
+    """The share of each bucket in a round, with every block as a slot of its own."""
     shares: list[Share] = []
-    rows: dict[tuple[int, Box], Shadow] = {}
+    rows: dict[tuple[int, Box], Piece] = {}
     for number, bucket in enumerate(buckets):
         blocks = [at for at in mine if places[at].bucket == number]
         if not blocks:
             continue
         blocks.sort(key=lambda at: places[at].row)
         stack = stand_in((len(blocks), *bucket.slots[0].tile.sizes))
-        rows.update({at: Shadow(len(shares), stack[n]) for n, at in enumerate(blocks)})
+        rows.update({at: piece_of(len(shares), stack[n]) for n, at in enumerate(blocks)})
         whole = len(blocks) == sum(slot.tile.blocks for slot in bucket.slots)
         taken = None if whole else _runs([places[at].row for at in blocks])
         slots = [
@@ -116,7 +116,7 @@ def _shares(
 
 
 def _runs(rows: Sequence[int]) -> list[slice]:
-    """Ascending numbers as runs.
+    """Ascending numbers as slices.
 
     >>> _runs([0, 1, 2, 5, 6])
     [slice(0, 3, None), slice(5, 7, None)]

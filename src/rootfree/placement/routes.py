@@ -1,8 +1,8 @@
-"""Who sends what to whom.
+"""Which rank sends what to which.
 
-Tensors are lists of (rank, box): who has which part. A route says what each rank must send so that
-everybody gets the boxes that it wants; boxes are intersected once, when the route is made. Empty
-and uneven shards are no special case.
+A tensor is a list of (rank, box): which rank has which part. A route says what each rank must send
+so that every rank gets the boxes that it wants. Boxes are intersected once, when the route is made.
+Empty and uneven shards are no special case.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Places = Sequence[tuple[int, Box]]
 
 @dataclass(frozen=True)
 class Leg:
-    """Elements of one box that go somewhere: the box that holds them, and which they are."""
+    """Elements that are sent, received or kept: their box, and the part of it."""
 
     key: Key
     box: Box
@@ -28,20 +28,20 @@ class Leg:
 
 @dataclass(frozen=True)
 class Route:
-    """What this rank sends to each rank, gets from each, and keeps."""
+    """What this rank sends to each rank, receives from each, and keeps."""
 
     sent: list[list[Leg]]
     received: list[list[Leg]]
     kept: list[tuple[Leg, Leg]]
-    holes: list[tuple[Key, Box]]  # boxes here with elements that nobody has
+    holes: list[tuple[Key, Box]]  # boxes wanted here with elements that no rank has
 
 
 def make_route(
     sources: Mapping[Key, Places], targets: Mapping[Key, Places], *, me: int, world: int
 ) -> Route:
-    """The route by which every target box gets its elements from somebody who has them.
+    """The route by which every target box gets its elements from a rank that has them.
 
-    Of several that have them, a rank itself is preferred, then the one with the nearest number.
+    Of several such ranks, the target itself comes first, then the one with the nearest number.
     """
     sent: list[list[Leg]] = [[] for _ in range(world)]
     received: list[list[Leg]] = [[] for _ in range(world)]
@@ -49,7 +49,7 @@ def make_route(
     for key, wanted in targets.items():
         having = sources.get(key, ())
         everywhere = Overlaps(having)
-        # Where nothing is there twice, what others send each other is no business of ours.
+        # Without copies, only this rank's own boxes matter for what it sends.
         once = len({box for _, box in having}) == len(having)
         mine = Overlaps([place for place in having if place[0] == me]) if once else everywhere
         for rank, box in wanted:

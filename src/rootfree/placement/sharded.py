@@ -1,4 +1,4 @@
-"""The option `placement`: whose ranks share the blocks."""
+"""The option `placement`: which ranks share the blocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sharded:
     replicas: int | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Sharded:
-        return self  # nothing in it changes, and connections cannot be copied
+        return self  # it is immutable, and connections cannot be copied
 
     def __post_init__(self) -> None:
         if self.mesh is not None and not hasattr(self.mesh, "get_coordinate"):
@@ -58,16 +58,15 @@ class OutsideError(ValueError):
     """A mesh that this rank is not in."""
 
 
-def checked_placement(given: Mapping[str, Any]) -> Sharded | None:
-    """The argument `placement` among those of a constructor."""
+def check_placement(given: Mapping[str, Any]) -> None:
+    """Refuse an argument `placement` of a constructor that is of another type."""
     value = given.get("placement")
     if value is not None and not isinstance(value, Sharded):
         raise TypeError(f"placement must be None or rootfree.Sharded(...), got {value!r}")
-    return value
 
 
 def claimed_placement(given: Mapping[str, Any]) -> Sharded | None:
-    """The same, unchecked: a rank that gives anything means to share."""
+    """The argument `placement`, unchecked: a rank that gives anything intends to share."""
     value = given.get("placement")
     return value if value is None or isinstance(value, Sharded) else Sharded()
 
@@ -80,7 +79,7 @@ class Sharing(NamedTuple):
 
 
 def sharing_ranks(placement: Sharded | None, params: Iterable[Any]) -> Sharing | None:
-    """Who shares the blocks of these parameters; None: this process is alone."""
+    """The ranks that share the blocks of these parameters; None: this process shares none."""
     meshes = [p.device_mesh for p in params if is_sharded(p)]
     distributed = torch.distributed
     if meshes and not initialised():

@@ -1,4 +1,4 @@
-"""What a rank sent, received and waited for."""
+"""How much a rank sent and received, and how long it waited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Traffic:
-    """Counted since the optimizer was made; bytes by what they were."""
+    """Totals since the optimizer was made; bytes by what was sent."""
 
     sent: Counter[str] = field(default_factory=Counter)
     received: Counter[str] = field(default_factory=Counter)
@@ -22,7 +22,7 @@ class Traffic:
         self.rounds += 1
 
     def described(self, steps: int) -> str:
-        """What happened in a step, on average."""
+        """The averages of a step, in words."""
         if self.rounds == 0:
             return "nothing was exchanged yet"
         kinds = ", ".join(f"{what} {total // steps:,}" for what, total in self.sent.items())

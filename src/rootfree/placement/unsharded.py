@@ -1,7 +1,7 @@
-"""What FSDP2 makes of parameters inside forward and backward: plain tensors that autograd knows.
+"""The plain tensors that FSDP2 uses in place of sharded parameters in forward and backward.
 
-torch says none of this in public: it is read from FSDP2's own records here, and pinned by the tests
-that train with recorders on ranks.
+None of this is public in torch: it is read from private attributes of FSDP2, and pinned by the
+tests that train with recorders on ranks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from rootfree.placement.local import is_sharded
 
 
 def fsdp_groups(model: nn.Module) -> list[Any]:
-    """The groups of parameters that `fully_shard` made of a model."""
+    """The parameter groups that `fully_shard` made for a model."""
     modules: list[Any] = list(model.modules())
     states = [m._get_fsdp_state() for m in modules if hasattr(m, "_get_fsdp_state")]
     return [group for state in states for group in state._fsdp_param_groups]
 
 
 def unsharded(model: nn.Module) -> dict[int, Tensor]:
-    """By id of a sharded parameter: the whole one that was last used in its place."""
+    """The whole tensor that was last used in place of each sharded parameter, by its id."""
     return {
         id(each.sharded_param): each._unsharded_param
         for group in fsdp_groups(model)
@@ -31,7 +31,7 @@ def unsharded(model: nn.Module) -> dict[int, Tensor]:
 
 
 def split_inside(model: nn.Module) -> list[str]:
-    """Names of parameters that layers use in parts: by tensor parallelism, not by FSDP2 alone."""
+    """Names of parameters that are still sharded inside layers: by tensor parallelism."""
     whole_inside = {
         id(each.sharded_param)
         for group in fsdp_groups(model)
@@ -43,7 +43,7 @@ def split_inside(model: nn.Module) -> list[str]:
 
 
 def gradient_divisor(model: nn.Module, ranks: int) -> float:
-    """By what the sum of the ranks' gradients is divided: their number, unless FSDP2 was told."""
+    """The divisor of the sum of gradients: the number of ranks, unless FSDP2 has another one."""
     factors = {group.gradient_divide_factor for group in fsdp_groups(model)} or {None}
     if len(factors) > 1:
         raise RuntimeError(

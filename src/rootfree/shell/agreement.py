@@ -1,8 +1,8 @@
-"""The ranks that have an optimizer's parameters too: all of them do the same, or nothing.
+"""Ranks that share an optimizer's parameters agree: all of them do the same, or nothing.
 
-Before groups are added, before every step and before state is loaded, they compare what they are
-about to do, and whether any of them has found something that keeps it from it. Where they differ,
-all raise an error, and nothing has changed.
+Before groups are added, before every step and before state is loaded, ranks compare what they are
+about to do, and whether an error keeps any of them from doing it. If they differ, all of them raise
+an error before anything changes.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from rootfree.placement.ranks import PROBLEM, PlacementError, Ranks
 from rootfree.placement.sharded import OutsideError, Sharded, Sharing, sharing_ranks
 from rootfree.shell.first_step import FirstStep
 from rootfree.shell.gradients import memory_of
-from rootfree.shell.said import Said, description_of, plain_options, tensors_in
-from rootfree.shell.work import GroupMemory, check_gradient
+from rootfree.shell.said import description_of, labelled, parameters_in, plain_options
+from rootfree.shell.work import Group, GroupMemory, check_gradient
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
-Group = dict[str, Any]
 _ADDING = "adding a parameter group"
 
 
 class _Shared(NamedTuple):
-    """Who has a parameter too, and those of them with whom this rank shares its blocks."""
+    """The ranks that have a parameter, and those of them that share its blocks with this one."""
 
     everyone: Ranks
     crew: Ranks
-    by_blocks: bool  # False: every rank updates the elements that it has
+    by_blocks: bool  # False: every rank updates its own elements
 
 
 class Agreement:
@@ -48,16 +47,16 @@ class Agreement:
     def __init__(self, option: Sharded | None) -> None:
         self._option = option
         self._met: dict[tuple[int, ...], Ranks] = {}
-        #: None: this rank has a parameter by itself. Parameters may be replaced: none is kept alive
+        #: None: only this rank has the parameter. Weak, as parameters may be replaced
         self._shared: MutableMapping[Tensor, _Shared | None] = WeakTensorKeyDictionary()
-        #: those that have parameters in common with this rank, with the devices of these
+        #: groups of ranks with common parameters, and the devices of those parameters
         self._devices: dict[Ranks, list[torch.device]] = {}
         self._memories: list[GroupMemory] = []
-        self._usable: dict[int, list[Any]] = {}  # by id of the group: kinds of gradients
+        self._usable: dict[int, list[Any]] = {}  # kinds of checked gradients, by id of the group
         self._absent: dict[int, Absent] = {}  # by id of the group
-        self._telling = False  # whether others may wait to hear whether this rank adds its group
+        self._telling = False  # whether other ranks may wait for this one to add its group
         self._first = FirstStep()
-        self.asks = False  # whether the next step begins with a look at other ranks
+        self.asks = False  # whether the next step begins with `before_step`
         self.steps = 0
 
     @property
@@ -72,23 +71,23 @@ class Agreement:
         return bool(self._devices)
 
     def knows(self, p: Tensor) -> bool:
-        """Whether it has been found out who has a parameter."""
+        """Whether it is known which ranks have a parameter."""
         return p in self._shared
 
     def join(
         self, params: Sequence[Tensor], group: Group, said: Mapping[str, Any], *, by_blocks: bool
     ) -> Ranks | None:
-        """Those who share the blocks of these parameters, which all of them must add.
+        """The ranks that share the blocks of these parameters; None: only this rank has them.
 
-        `said`: what must be the same on all ranks beside the options of the group. None: this rank
-        has the parameters by itself.
+        All of them must ask. `said`: what must be the same on all of them beside the options of the
+        group.
         """
         try:
             sharing = sharing_ranks(self._option, params)
         except OutsideError as error:
             if not copies_under_ddp(params):
                 raise
-            # Those that are in the mesh know nothing of it, and wait in the backward pass.
+            # Ranks in the mesh do not know of this, and wait in the backward pass.
             sharing = None
             self._first.refuse(str(error))
         ranks = None if sharing is None else self._together(sharing, params)
@@ -97,8 +96,8 @@ class Agreement:
             self._first.expect(params)
             self.asks = self.asks or self._first.asks
             return None
-        self._telling = False  # from here on all ranks hear the same
-        method = {"method": group.get("method")}  # the first that is told
+        self._telling = False  # from here on all ranks raise the same errors
+        method = {"method": group.get("method")}  # compared first
         content = {**method, **said, **plain_options(group), **self._asked(group)}
         ranks.check_agree(_ADDING, content, about="a parameter group")
         crew = ranks if sharing.crew == sharing.everyone else self._acquainted(sharing.crew)
@@ -112,7 +111,7 @@ class Agreement:
         return crew
 
     def _together(self, sharing: Sharing, params: Sequence[Tensor]) -> Ranks | None:
-        """All that have the parameters; an error if some of them have gone another way.
+        """All ranks that have the parameters; an error if some of them do not share them.
 
         None: the error has to wait for the first step.
         """
@@ -141,32 +140,32 @@ class Agreement:
         return None if self._option is None else f"Sharded(replicas={self._option.replicas})"
 
     def _asked(self, group: Group) -> dict[str, Any]:
-        """What was asked for beside options that are numbers and names."""
+        """What ranks compare beside the options of a group."""
         names = [p[0] for p in group["params"] if isinstance(p, tuple)]
         return {"the names of the parameters": names, "placement": self._placement}
 
     @contextmanager
     def telling(self, params: Any) -> Iterator[None]:
-        """Inside, parameters are added; an error is told to the ranks that wait for this one.
+        """Tell an error inside, where parameters are added, to the ranks that wait for this one.
 
-        `params`: as an optimizer is given them, tensors or groups.
+        `params`: tensors or groups, as given to the optimizer.
         """
         inside, self._telling = self._telling, True
         try:
             yield
         except Exception as error:
             if self._telling and not inside:
-                self._refuse(tensors_in(params), error)
+                self._refuse(parameters_in(params), error)
             raise
         finally:
             self._telling = inside and self._telling
 
     def _refuse(self, params: list[Tensor], problem: Exception) -> None:
-        """Tell the ranks that wait for this one, if any do, why it does not add its parameters."""
+        """Tell ranks that may wait for this one why it does not add its parameters."""
         about = description_of(params)
         try:
             sharing = sharing_ranks(self._option, params)
-        except (ValueError, PlacementError):  # with whom is not known
+        except (ValueError, PlacementError):  # it is not known which ranks wait
             sharing = None
         if sharing is None:
             go_alone(about, str(problem))
@@ -174,14 +173,17 @@ class Agreement:
         everyone = sharing.everyone
         if tuple(everyone) not in self._met:
             outcome = meet(everyone, about, self._placement)
-            if not outcome.complete:  # nobody is there to be told
+            if not outcome.complete:  # no rank is there to be told
                 leave(everyone)
                 go_alone(about, str(problem))
                 return
         self._acquainted(everyone).differ(_ADDING, {PROBLEM: str(problem)})
 
     def before_step(self, optimizer: RootFreeOptimizer) -> dict[int, list[int]]:
-        """The positions, by id of the group, whose gradients only other ranks have."""
+        """Compare options, clocks and gradients with other ranks; an error if they differ.
+
+        Returns positions, by id of the group, of gradients that only other ranks have.
+        """
         trouble: Exception | None = None
         groups = optimizer.param_groups
         seen: dict[int, list[bool]] = {}
@@ -192,7 +194,7 @@ class Agreement:
             self._find_devices(memories)
             counts = [[] if m.steps is None else m.steps.tolist() for m in memories]
             seen = {id(group): self._seen(group) for group in groups}
-        except PlacementError:  # all ranks have it
+        except PlacementError:  # all ranks raise it
             raise
         except Exception as error:
             trouble = error
@@ -200,17 +202,15 @@ class Agreement:
             trouble = self._first.ask(optimizer, counts, trouble)
             self.asks = self._first.asks or self.is_shared
         options = [{**plain_options(g), "step": n} for g, n in zip(groups, counts, strict=True)]
-        counting = optimizer._batch_counter is not None
+        problem = None if trouble is None else str(trouble)
+        said = (options, optimizer._batch_counter is not None, problem)
         for ranks in self._devices:
             mine = [group for group in groups if self._concerns(ranks, group)]
-            here = [seen.get(id(group)) for group in mine]
-            said = Said(options, counting, here, None if trouble is None else str(trouble))
-            found = ranks.differ("step()", tuple(said))
+            found = ranks.differ("step()", (said, [seen.get(id(group)) for group in mine]))
             if trouble is None and found is not None:
-                told = [Said(*each) for each in found]
-                ranks.check_alike([each.labelled() for each in told], about="step()")
+                ranks.check_alike([labelled(*each) for each, _ in found], about="step()")
                 for n, group in enumerate(mine):
-                    self._compare(ranks, group, [each.seen[n] for each in told])
+                    self._compare(ranks, group, [there[n] for _, there in found])
         if trouble is not None:
             raise trouble
         return {
@@ -219,7 +219,7 @@ class Agreement:
         }
 
     def _find_devices(self, memories: list[GroupMemory]) -> None:
-        """Note where the parameters are, whether they have gradients or not: they may be moved."""
+        """Look up the devices of all parameters, with or without gradients: they may move."""
         if len(memories) == len(self._memories) and all(map(is_, memories, self._memories)):
             return
         self._memories = memories
@@ -229,7 +229,7 @@ class Agreement:
             self._devices[ranks] = list(dict.fromkeys(places))
 
     def _seen(self, group: Group) -> list[bool]:
-        """Which gradients are here; an error if one of them cannot be used."""
+        """Which gradients exist on this rank; an error if one of them is unusable."""
         gs = [p.grad for p in group["params"]]
         kinds = [g if g is None else (type(g), g.dtype, g.layout, g.shape) for g in gs]
         if kinds != self._usable.get(id(group)):
@@ -244,9 +244,9 @@ class Agreement:
         return any(each is not None and each.everyone is ranks for each in found)
 
     def _compare(self, ranks: Ranks, group: Group, table: list[list[bool]]) -> None:
-        """Note which gradients of a group are missing where; refuse what copies would differ by.
+        """Note where gradients of a group are missing; refuse this if copies would then differ.
 
-        `table`: of each rank, which are there.
+        `table`: which gradients exist, for each rank.
         """
         absent: set[tuple[int, int]] = set()
         for i, (p, *flags) in enumerate(zip(group["params"], *table, strict=True)):
@@ -269,15 +269,15 @@ class Agreement:
         self._absent[id(group)] = frozenset(absent)
 
     def absent(self, group: Group) -> Absent:
-        """What is missing of a group's gradients in this step, and where."""
+        """Which of a group's gradients are missing in this step, and on which ranks."""
         return self._absent.get(id(group), frozenset())
 
     def check(
         self, what: str, problem: Exception | None, kind: type[Exception], **said: Any
     ) -> None:
-        """Raise the problem, or that of another rank as an error of this kind.
+        """Raise this rank's problem, or that of another rank as an error of this kind.
 
-        `said`: where no rank has one, this must be the same on all of them.
+        `said`: must be the same on all ranks, if none has a problem.
         """
         text = None if problem is None else str(problem)
         for ranks in self._devices:
@@ -291,7 +291,7 @@ class Agreement:
             raise problem
 
     def any_(self, flags: dict[torch.device, Tensor]) -> None:
-        """Flags <- the largest on any rank.  All ranks must ask, whatever they have to do."""
+        """Flags <- the largest on any rank.  All ranks must ask, with or without work."""
         for ranks, devices in self._devices.items():
             for device in devices:
                 if device not in flags:

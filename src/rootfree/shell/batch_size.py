@@ -1,17 +1,19 @@
-"""Counting the batch size from what goes through a model."""
+"""Counts the batch size from the inputs and gradients of a model."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
+from operator import mul
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from rootfree.placement.data_parallel import DataParallelSum, Multiple, Total
+from rootfree.placement.data_parallel import DataParallelSum
 from rootfree.shell.batch_size_option import check_is_used
 from rootfree.shell.checks import natural_number, positive_integer
 from rootfree.shell.loss_terms import (
@@ -25,7 +27,7 @@ from rootfree.shell.loss_terms import (
 )
 from rootfree.shell.optimizer import RootFreeOptimizer
 
-# Where wrappers keep the optimizer that they wrap.
+# Attributes in which wrappers keep the optimizer.
 _INSIDE = ("optimizer", "_optimizer", "_base_optimizer")
 
 
@@ -82,21 +84,21 @@ def track_batch_size(
     check_is_used(optimizer)
     if optimizer._batch_counter is not None:
         raise ValueError("the batch size of this optimizer is tracked already; remove() it first")
-    total: Total
-    if data_parallel_size is not None:
-        if process_group is not None:
-            raise ValueError("give data_parallel_size or process_group, not both")
-        total = Multiple(positive_integer("data_parallel_size", data_parallel_size))
+    over_ranks: Callable[[int], int]
+    if data_parallel_size is None:
+        over_ranks = DataParallelSum(model, process_group)
+    elif process_group is not None:
+        raise ValueError("give data_parallel_size or process_group, not both")
     else:
-        total = DataParallelSum(model, process_group)
-    return BatchSizeTracker(model, optimizer, counter_of(count, model), total)
+        over_ranks = partial(mul, positive_integer("data_parallel_size", data_parallel_size))
+    return BatchSizeTracker(model, optimizer, counter_of(count, model), over_ranks)
 
 
 def unwrapped(optimizer: Any) -> RootFreeOptimizer:
     """The optimizer inside wrappers such as Accelerate's, Lightning's and timm's."""
     inner: Any = optimizer
     for _ in range(8):
-        # First inside: Lightning's wrapper is of a class derived from that of what it wraps.
+        # Inside first: the class of Lightning's wrapper is derived from that of the optimizer.
         found = (getattr(inner, name, None) for name in _INSIDE)
         within = next((each for each in found if each is not None), None)
         if within is None:
@@ -112,7 +114,7 @@ def unwrapped(optimizer: Any) -> RootFreeOptimizer:
 class BatchSizeTracker:
     """The handle returned by :func:`track_batch_size`.
 
-    The optimizer keeps it; it goes, and its hook with it, when the optimizer does.
+    The optimizer owns it: the tracker and its hook go when the optimizer does.
     """
 
     def __init__(
@@ -120,14 +122,15 @@ class BatchSizeTracker:
         model: nn.Module,
         optimizer: RootFreeOptimizer,
         counter: tuple[Count, bool],
-        total: Total,
+        over_ranks: Callable[[int], int],
     ) -> None:
+        """`over_ranks`: the loss terms of a step, given those that were counted here."""
         self._count, self._guesses = counter
-        self._over_ranks = total
+        self._over_ranks = over_ranks
         self._passes: list[_Pass] = []  # since the last step
         self._backward = -1  # the backward pass that was counted last
-        self._looked = False  # whether the gradient of a loss was looked at
-        self._opaque = ""  # the type of an output without tensors to follow
+        self._looked = False  # whether the gradient of a loss was checked
+        self._opaque = ""  # the type of an output in which no tensor was found
         self._name = type(model).__name__
         self._optimizer = weakref.ref(optimizer)
         hook = model.register_forward_hook(_Hook(self), with_kwargs=True)
@@ -135,7 +138,7 @@ class BatchSizeTracker:
         optimizer._batch_counter = self
 
     def _doubt(self, reason: str | None, counted: int) -> None:
-        """Warn once: a count that can be wrong says so."""
+        """Warn once that the count may be wrong."""
         if reason is not None and self._guesses:
             self._guesses = False
             warnings.warn(
@@ -145,7 +148,7 @@ class BatchSizeTracker:
             )
 
     def _miss(self, ids: Ids, shapes: list[tuple[int, ...]]) -> None:
-        """Warn once that the output has no place for each token."""
+        """Warn once that the output has no position for each token."""
         if not self._looked:
             self._looked = True
             warnings.warn(
@@ -159,15 +162,15 @@ class BatchSizeTracker:
     def after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Count a forward pass when its backward pass comes by."""
+        """Count a forward pass once its backward pass runs."""
         if not (module.training and torch.is_grad_enabled()):
             return
         found = self._count(args, kwargs)
         terms = natural_number("the count of loss terms", found)
         if self._guesses:
             self._doubt(doubt_about_inputs(args, kwargs), terms)
-        # Counted when the backward pass comes by, not now: zero_grad() may stand between forward
-        # and backward, and a forward that is never differentiated contributes no gradient.
+        # Counted in the backward pass, not now: zero_grad() may come between the two, and a forward
+        # pass that is never differentiated contributes no gradient.
         here = _Pass(terms)
         outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         self._opaque = "" if outputs else type(output).__name__
@@ -179,15 +182,15 @@ class BatchSizeTracker:
 
         def on_backward(gradient: Tensor, axis: int | None) -> None:
             if axis is not None:
-                # A position that the loss leaves out has zeros alone.
+                # The gradient is zero at positions that the loss leaves out.
                 here.use((gradient.detach() != 0).any(axis).flatten())
-            # Of several outputs, none was made from the first that has a gradient. A scalar is the
-            # loss itself.
+            # The first output to get a gradient was not an input of another output. A scalar is
+            # the loss itself.
             if self._guesses and not self._looked and gradient.dim() > 0:
-                # Once: the host waits for the device. A batch that is left out says nothing.
+                # Only once, as the host waits for the device. A skipped batch tells nothing.
                 self._looked = bool(gradient.isfinite().all())
                 self._doubt(doubt_about_loss(gradient, terms) if self._looked else None, terms)
-            if here.counted:  # several outputs, or several backward passes, are still one batch
+            if here.counted:  # several outputs, or several backward passes, of one batch
                 return
             here.counted = True
             self._passes.append(here)
@@ -200,9 +203,9 @@ class BatchSizeTracker:
             tensor.register_hook(partial(on_backward, axis=axis))
 
     def take(self, *, needed: bool = True) -> int:
-        """The number of loss terms since the last step, over all ranks; starts anew.
+        """The number of loss terms since the last step, over all ranks.  Resets the count.
 
-        `needed`: whether there are gradients here, which makes a count of zero an error.
+        `needed`: whether this rank has gradients, which makes a count of zero an error.
         """
         total = self._over_ranks(sum(map(int, self._passes)))
         if total == 0 and needed and self._opaque:
@@ -240,46 +243,35 @@ class BatchSizeTracker:
 
 
 class _Pass:
-    """A forward pass: its loss terms, fewer if a loss does not depend on all its positions."""
+    """A forward pass and its number of loss terms, without positions that no loss uses."""
 
     def __init__(self, terms: int) -> None:
         self.counted = False
         self._terms = terms
         self._used: Tensor | None = None
-        self._number: ReadLater | None = None
+        self._number: Tensor | None = None
+        self._arrived: Any = None  # an event: the number is on the host
 
     def use(self, positions: Tensor) -> None:
-        """Positions that a loss depends on; those of several losses are put together."""
+        """Add positions that a loss depends on."""
         self._used = positions if self._used is None else self._used | positions
-        self._number = ReadLater(self._used.sum())
+        number = self._number = self._used.sum()
+        if number.is_cuda:
+            # Copied now, so that reading it waits only for work that is queued so far.
+            self._number = torch.empty((), dtype=number.dtype, pin_memory=True)
+            self._number.copy_(number, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(number.device))
 
     def __int__(self) -> int:
-        # Where all gradients are zero no count matters.
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        # If all gradients are zero, the count does not matter.
         return self._terms if self._number is None else int(self._number) or self._terms
 
 
-class ReadLater:
-    """One whole number, on its way from a device to the host.
-
-    On CUDA, reading it waits for what was queued before this was made, not for what came after.
-    """
-
-    def __init__(self, number: Tensor) -> None:
-        self._number, self._there = number, None
-        if number.is_cuda:
-            self._number = torch.empty((), dtype=number.dtype, pin_memory=True)
-            self._number.copy_(number, non_blocking=True)
-            self._there = torch.cuda.Event()
-            self._there.record(torch.cuda.current_stream(number.device))
-
-    def __int__(self) -> int:
-        if self._there is not None:
-            self._there.synchronize()
-        return int(self._number)
-
-
 class _Hook:
-    """What a model has of a tracker: no more than a way to find it, if it is still there."""
+    """A hook that holds its tracker weakly."""
 
     def __init__(self, tracker: BatchSizeTracker | None) -> None:
         self._tracker = (lambda: None) if tracker is None else weakref.ref(tracker)
@@ -293,6 +285,6 @@ class _Hook:
             tracker.after_forward(module, args, kwargs, output)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The hook is copied and pickled along with the model (averaged copies, torch.save(model)).
-        # That copy counts nothing, and does not take the optimizer and its state with it.
+        # The hook is copied and pickled with the model (averaged copies, torch.save(model)). The
+        # copy counts nothing, and does not drag the optimizer and its state along.
         return _Hook, (None,)

@@ -1,4 +1,4 @@
-"""batch_size as an option of groups: read and set in all of them, and never missed in silence."""
+"""batch_size as an option of groups: read and set in all of them; an error if it is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_is_used(optimizer: RootFreeOptimizer) -> None:
 
 
 def common_value(optimizer: RootFreeOptimizer) -> int | None:
-    """The one value in all groups that have it."""
+    """The value in all groups that have it; an error if they differ."""
     check_is_used(optimizer)
     values = set(_values(optimizer.param_groups))
     if len(values) > 1:
@@ -43,7 +43,7 @@ def common_value(optimizer: RootFreeOptimizer) -> int | None:
 
 
 def set_in_groups(optimizer: RootFreeOptimizer, value: int) -> None:
-    """Set it in all groups that have it: AdamW does without.  Changes groups."""
+    """Set it in all groups that have it: those of AdamW do not.  Changes groups."""
     check_is_used(optimizer)
     checked = positive_integer("batch_size", value)
     for group in optimizer.param_groups:
@@ -52,7 +52,7 @@ def set_in_groups(optimizer: RootFreeOptimizer, value: int) -> None:
 
 
 def ask_wrappers(optimizer: RootFreeOptimizer) -> None:
-    """A wrapper may have been told the batch size in the optimizer's place."""
+    """Warn if the batch size was set on a wrapper instead of the optimizer."""
     known, ours = optimizer._wrappers, _values(optimizer.param_groups)
     found = wrappers_around(optimizer) if known is None else known
     optimizer._wrappers = still_untold(found, ours) if ours else ()
@@ -60,9 +60,9 @@ def ask_wrappers(optimizer: RootFreeOptimizer) -> None:
 
 @_disable_dynamo
 def count(optimizer: RootFreeOptimizer) -> None:
-    """Set it to what the tracker counted."""
+    """Set it to the tracker's count."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    # Without gradients here too: the other ranks wait for our count.
+    # Also without gradients on this rank: the others wait for its count.
     total = optimizer._batch_counter.take(needed=any(p.grad is not None for p in params))
     if total > 0:
         set_in_groups(optimizer, total)

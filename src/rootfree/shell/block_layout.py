@@ -1,6 +1,6 @@
 """The state of a group as stacks of equal blocks, and the stacks that a step works on.
 
-Both are made when a group, or which of its parameters have gradients, is not as it was.
+The former is made when a group changes, the latter also when other parameters have gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def lay_out(optimizer: BlockOptimizer, memory: GroupMemory) -> None:
-    """Stack the state into slabs, in the form that their plans want; state[p] has views."""
+    """Stack the state into slabs in the form of their plans; state[p] gets views of them."""
     pairs, placing, group = optimizer._pairs, optimizer._placing, memory.group
     found: dict[Any, Bucket[Plan]] = {}
     for p in memory.params:
@@ -73,7 +73,7 @@ def _plan(optimizer: BlockOptimizer, p: Tensor, structures: Structures, group: G
 def stacks_of(optimizer: BlockOptimizer, work: Work) -> list[tuple[list[int], Stack]]:
     """Stacks for the work's parameters; those with kernels have one dtype each."""
     memory = optimizer._memories[id(work.group)]
-    ps = work.params if work.meshes else work.ps
+    ps = work.params
     if stack := optimizer._placing.stack(work, memory, optimizer._products):
         return [([*range(len(ps))], stack)]
     present = set(ps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -23,10 +23,8 @@ from rootfree.kernels.plan import State, Structures
 from rootfree.kernels.stack import Part
 from rootfree.layout.structured import flat_tiles, structured_tiles
 from rootfree.layout.tiles import Tile
-from rootfree.placement.homes import Home
 from rootfree.placement.local import is_sharded
 from rootfree.placement.owners import Cut
-from rootfree.placement.ranks import Ranks
 from rootfree.rules import LEAST_DAMPING
 from rootfree.shell import compiled_step
 from rootfree.shell.block_layout import lay_out, stacks_of
@@ -35,13 +33,12 @@ from rootfree.shell.groups import named
 from rootfree.shell.inspection import direction_of, factors_of
 from rootfree.shell.optimizer import RootFreeOptimizer, states
 from rootfree.shell.parameter_state import parameter_state, product_dtype
-from rootfree.shell.placing import Placing
 from rootfree.shell.step_counts import count_, first_count, read_clocks, with_clocks
 from rootfree.shell.summary import blocks_of
 from rootfree.shell.work import Group, Work
 
-# Directions are replayed from CUDA graphs where these take at most this part of the device's
-# memory. Bytes an element: of temporaries; with a given curvature, of its copy and of KᵀUK too.
+# Directions are replayed from CUDA graphs if these take at most this part of the device's memory.
+# Bytes per element: temporaries; with a given curvature also its copy and KᵀUK.
 REPLAYED = 0.01
 _BYTES, _BYTES_GIVEN = 8, 32
 
@@ -52,28 +49,27 @@ class BlockOptimizer(RootFreeOptimizer):
     _has_companions = True
     _elements_at_once = None  # buckets have all their members at once
 
-    #: whether a parameter is one vector with a dense factor, not a tensor with one for each axis
+    #: True: a parameter is one vector with a dense factor. False: every axis has a factor.
     _flat: ClassVar[bool] = False
 
     _handle: int  #: by which a compiled graph finds the optimizer
 
-    #: kernels that do what `_direction` does, and whether they do so with a given curvature
+    #: kernels in place of `_direction`, and whether they accept a given curvature
     _kernel: ClassVar[Callable[..., None] | None] = None
     _kernel_takes_curvature: ClassVar[bool] = False
 
     _recorder: GraphRecorder | None = None  # one for all stacks: they never run at the same time
-    _placed: Placing | None = None  # made when it is needed; copies start without
 
     _lay_out = lay_out  # in block_layout.py
-    _factors = factors_of  # in inspection.py
+    _factors, _direction_of = factors_of, direction_of  # in inspection.py
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
         kept["state"] = defaultdict(dict, with_clocks(self._memories.values(), kept["state"]))
-        return {**kept, "_placement": self._placement}
+        return kept
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Copies, too, get a handle of their own."""
+        """Give every optimizer its own handle, copies included."""
         made = super().__new__(cls)
         made._handle = compiled_step.new_handle(made)
         return made
@@ -81,19 +77,10 @@ class BlockOptimizer(RootFreeOptimizer):
     def _act(self, work: Work) -> None:
         kind = work.ps[0].device.type
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            with torch.autocast(kind, enabled=False):  # products have dtypes of their own
+            with torch.autocast(kind, enabled=False):  # the method chooses its dtypes
                 super()._act(work)
         else:
             super()._act(work)
-
-    @property
-    def _placing(self) -> Placing:
-        self._placed = self._placed or Placing(self._agreement)
-        return self._placed
-
-    @property
-    def _homes(self) -> Mapping[Tensor, Home]:
-        return self._placing.homes
 
     def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
         if self._of(group) is not self:
@@ -101,9 +88,6 @@ class BlockOptimizer(RootFreeOptimizer):
         if self._placement is not None or any(map(is_sharded, params)):
             self._pairs.check_apart(params)
         return [[each[1:] for each in self._cut(p, group)] for p in params]
-
-    def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
-        self._placing.settle(params, cuts, ranks, divided=self._placement is not None)
 
     @abstractmethod
     def _block_state(self, p: Tensor, tile: Tile, structures: Structures, group: Group) -> State:
@@ -114,7 +98,7 @@ class BlockOptimizer(RootFreeOptimizer):
     def _direction(
         group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
     ) -> Tensor:
-        """The rule: U of a stack of gradients; H, if any, refreshes the state first, in place."""
+        """The rule: U of a stack of gradients; a given H first refreshes the state, in place."""
 
     def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
         """The dtype in which gradients are gathered and multiplied."""
@@ -146,13 +130,10 @@ class BlockOptimizer(RootFreeOptimizer):
     def _describe(self, p: Tensor, group: Group) -> str:
         return blocks_of(p, self._cut(p, group), self._pairs)
 
-    def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
-        return direction_of(self, p, group)
-
     def _checked_options(self, group: Group) -> dict[str, Any]:
         checked = super()._checked_options(group)
         for what, p in named(group["params"]):
-            try:  # an impossible structure or block size is found before anything is changed
+            try:  # refuses an impossible structure or block size before anything changes
                 self._cut(p, {**group, **checked})
             except ValueError as error:
                 raise ValueError(f"{what}: {error}") from error
@@ -160,35 +141,26 @@ class BlockOptimizer(RootFreeOptimizer):
 
     @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """The checkpoint, as in torch.optim; factors are whole, whatever the kernels keep."""
+        """The checkpoint, as in torch.optim; factors are whole, whatever form kernels use."""
         saved = super().state_dict()
-        # Other keys than numbers are not of parameters: wrappers keep theirs there.
-        rows = {k: joined(v) if isinstance(k, int) else v for k, v in saved["state"].items()}
+        state = saved["state"]  # wrappers may keep their own entries under other keys
         params = [p for group in self.param_groups for p in group["params"]]
-        mine = {p: rows[n] for n, p in enumerate(params) if n in rows}
-        clocked = with_clocks(self._memories.values(), mine)
-        rows |= {n: clocked[p] for n, p in enumerate(params) if n in rows}
-        if self._homes:
-            rows = self._placing.saved(params, rows)
-        return {**saved, "state": rows}
+        numbers = [n for n in range(len(params)) if n in state]
+        rows = with_clocks(self._memories.values(), {params[n]: joined(state[n]) for n in numbers})
+        if self._placing.homes:
+            rows = self._placing.saved(rows, numbers)
+        return {**saved, "state": {**state, **{n: rows[params[n]] for n in numbers}}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy a checkpoint in, as every optimizer here does; refreshes go on with its clock."""
+        """Copy a checkpoint in; refreshes continue with its clock."""
         super().load_state_dict(state_dict)
         for memory in self._memories.values():
             read_clocks(memory)
 
     @property
     def refreshes_next(self) -> bool:
-        """Whether the next step refreshes a preconditioner: the one whose curvature is used."""
+        """Whether the next step refreshes a preconditioner, and so uses the curvature."""
         return any(any(dues_of(memory_of(self, group))) for group in self.param_groups)
-
-    def release(self) -> None:
-        """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
-        for memory in self._memories.values():
-            for work in (work for _, works in memory.patterns for work in works):
-                for _, stack in work.stacks or []:
-                    stack.release()
 
     def _reads_numbers(self, work: Work) -> bool:
         return work.stacks is not None and all(stack.by_kernels for _, stack in work.stacks)
@@ -207,14 +179,10 @@ class BlockOptimizer(RootFreeOptimizer):
         return cast("float", group["precond_lr"])
 
     def step(self, closure: Any = None) -> Any:
-        """One update of every parameter that has a gradient; torch.compile leaves it as it is."""
+        """One update of every parameter that has a gradient; a single op under torch.compile."""
         if torch.compiler.is_compiling() and closure is None and compiled_step.fits_in_graph(self):
             return compiled_step.step_in_graph(self)
         return self._plain_step(closure)
-
-    @_disable_dynamo
-    def _plain_step(self, closure: Any = None) -> Any:
-        return super().step(closure)
 
     def _update(self, work: Work) -> None:
         group, refresh = work.group, work.refresh
@@ -224,7 +192,7 @@ class BlockOptimizer(RootFreeOptimizer):
         curvature = partial(self._curvature_of, B=self._terms(group)) if refresh else None
         for where, stack in work.stacks:
             gs = [work.gs[i] for i in where]
-            if work.meshes:  # FSDP may have moved its shards
+            if work.sharded:  # FSDP may have moved the shards
                 stack.ps = [work.ps[i] for i in where]
             ms, counters = states(work, "momentum", where), states(work, "rounding", where)
             with torch.cuda.device_of(gs[0]):
@@ -242,18 +210,8 @@ class BlockOptimizer(RootFreeOptimizer):
         tiles = [(slot.p, slot.tile) for slot in part.share.slots]
         return self._curvature.blocks(tiles, part.G, B=B)
 
-    def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
-        return self._placing.blocks_here(p)
-
-    def summary(self) -> str:
-        """The table of all optimizers; with what is exchanged, where ranks share blocks."""
-        return "\n".join([super().summary(), *self._placing.report()])
-
-    def _why_not_recordable(self) -> str | None:
-        return "its ranks exchange blocks" if self._homes else None
-
     def _replays(self, p: Tensor) -> Recordings | None:
-        """Where directions of small models are recorded: they use memory of our own alone."""
+        """Where directions of small models are recorded: they only touch the optimizer's memory."""
         elements = sum(p.numel() for group in self.param_groups for p in group["params"])
         given = self._curvature is not None
         if self._kernel is None or (given and not self._kernel_takes_curvature) or not p.is_cuda:

@@ -1,7 +1,7 @@
-"""State and checkpoints: what belongs to a parameter, and how a checkpoint gets into it.
+"""State and checkpoints: the state of a parameter, and how a checkpoint is loaded into it.
 
-A checkpoint is the same on every machine: factors are whole, whatever form the kernels keep them
-in. Loading is all or nothing: everything is checked before anything is copied.
+A checkpoint is the same on every machine: factors are whole, whatever form kernels keep them in.
+Loading is all or nothing: everything is checked before anything is copied.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 __all__ = ["StateMismatchError", "bring_state", "load_checkpoint"]
 
-#: entries of the state, beside those of blocks, that go when the options need them no more
+#: entries of the state, beside those of blocks, that are dropped when no option needs them
 _OURS = ("momentum", "exp_avg", "exp_avg_sq")
-#: those that are squares, or counts
+#: squares and counts
 _NOT_NEGATIVE = ("preconditioner", "exp_avg_sq", "mean_square", "unit", "first", "step", CLOCK)
 
 
 def bring_state(
     optimizer: RootFreeOptimizer, p: Tensor, group: dict[str, Any]
 ) -> dict[str, Tensor]:
-    """state[p], complete, in one piece and where `p` is; what is missing starts anew.
+    """state[p], complete, with whole factors, on the device of `p`; missing entries start anew.
 
     Parameters and their state may be replaced between steps (pruning, growing, a moved model).
     """
     found = optimizer.state.get(p) or {}
     start = optimizer._of(group)._init_state(p, group)
-    # What is ours is exactly what the options ask for; wrappers keep entries of theirs.
+    # Our entries are exactly those that the options need; wrappers keep their own.
     row = joined(found)
     for key in [k for k in row if k in _OURS or k.startswith("block")]:
         if key not in start:
@@ -67,7 +67,7 @@ def bring_state(
 @torch.no_grad()
 def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any]) -> None:
     """Copy a checkpoint into an optimizer, or change nothing."""
-    homes, method = optimizer._homes, type(optimizer).__name__
+    homes, method = optimizer._placing.homes, type(optimizer).__name__
     new: dict[Tensor, dict[str, Any]] = {}  # groups with the checkpoint's values, by parameter
     given: dict[Tensor, Mapping[str, Any]] = {}
     with _all_or_none(optimizer):
@@ -103,22 +103,22 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
 
 
 def _is_placed(p: Tensor, state: Mapping[str, Any], homes: Mapping[Tensor, Home]) -> bool:
-    """Whether ranks have parts of the state of `p`, or of what is saved of it."""
+    """Whether ranks have parts of the state of `p`, or of its saved state."""
     return p in homes or is_sharded(p) or any(map(is_sharded, state.values()))
 
 
 def _placed(optimizer: RootFreeOptimizer, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-    """Tensors placed as the state of `p` is; new ones where a checkpoint is divided into them."""
-    if p in optimizer._homes:
+    """Tensors placed like the state of `p`; new ones where a checkpoint is divided into them."""
+    if p in optimizer._placing.homes:
         return optimizer._of(group)._init_state(p, group)
     return optimizer.state.get(p) or {}
 
 
 @contextmanager
 def _all_or_none(optimizer: RootFreeOptimizer) -> Iterator[dict[str, Any]]:
-    """Inside, a checkpoint is looked at; what is wrong with it on one rank is raised on all.
+    """Raise an error inside, where a checkpoint is checked, on all ranks.
 
-    What is put into the dict must be the same on all ranks.
+    The values in the dict must be the same on all ranks.
     """
     problem: Exception | None = None
     said: dict[str, Any] = {}
@@ -126,16 +126,16 @@ def _all_or_none(optimizer: RootFreeOptimizer) -> Iterator[dict[str, Any]]:
         yield said
     except Exception as error:
         problem = error
-    optimizer._agreement.check("load_state_dict()", problem, StateMismatchError, **said)
+    optimizer._placing.agreement.check("load_state_dict()", problem, StateMismatchError, **said)
 
 
 def with_named_dtypes(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group as checkpoints have it: torch's functions for them know no dtypes among options."""
+    """A group as checkpoints have it: torch's checkpoint functions refuse dtypes as options."""
     return {k: str(v) if isinstance(v, torch.dtype) else v for k, v in group.items()}
 
 
 def _with_dtypes(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse; what names no dtype stays, and is refused with other values."""
+    """The inverse; a string that names no dtype stays, and is refused with other bad values."""
     named = {
         str(each): each for each in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     }
@@ -148,8 +148,8 @@ def _with_dtypes(saved: Mapping[str, Any]) -> dict[str, Any]:
 def _checked_values(
     optimizer: RootFreeOptimizer, group: dict[str, Any], saved: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the checkpoint puts into a group; what it leaves out stays."""
-    # Refreshes were counted by group once; now they are by parameter (see `_fitting`).
+    """The values that the checkpoint puts into a group; others stay."""
+    # Early checkpoints count refreshes by group, later ones by parameter (see `_fitting`).
     counted = saved.get("step", 0)
     if isinstance(counted, bool) or not isinstance(counted, int) or counted < 0:
         raise StateMismatchError(f"step must be a count in the checkpoint, got {counted!r}")
@@ -164,10 +164,9 @@ def _checked_values(
 def _foreign_options(
     optimizer: RootFreeOptimizer, group: dict[str, Any], saved: Mapping[str, Any]
 ) -> list[str]:
-    """Options of another method: nobody has checked them, and rules that methods share read them.
+    """Options of another method: they are unchecked, and rules that methods share would read them.
 
-    They are no reason to refuse: code that sets an option in all groups, whatever they have, leaves
-    such a checkpoint.
+    They are no reason to refuse: code that sets an option in every group leaves such a checkpoint.
     """
     return sorted(OF_SOME_METHOD & saved.keys() - group.keys() - optimizer.options.keys())
 
@@ -187,12 +186,10 @@ def _tell_of_foreign_options(
 def _fitting(
     optimizer: RootFreeOptimizer, p: Tensor, values: dict[str, Any], saved: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    """State of p that the saved one can be written into (the one in use if it fits), that, and
-    entries that are not ours.
-    """
+    """The state to write into (the one in use if it fits), what to write, and foreign entries."""
     fresh = optimizer._of(values)._init_state(p, values)
     whole, foreign = _divided(saved, fresh)
-    if type(whole.get("step")) is int:  # as torch has it in old checkpoints
+    if type(whole.get("step")) is int:  # as in old checkpoints of torch
         whole["step"] = torch.tensor(whole["step"])
     for key in [key for key in whole if key.endswith(".rounding") and key not in fresh]:
         del whole[key]  # factors of float64 parameters are not rounded
@@ -203,12 +200,12 @@ def _fitting(
                 f"{type(tensor).__name__}"
             )
     whole = one_piece(whole)
-    if "step" in fresh:  # written when groups counted, the checkpoint has it there
+    if "step" in fresh:  # an early checkpoint has it in the group
         whole.setdefault("step", torch.tensor(values["step"]))
-    if "momentum" in whole and "momentum" not in fresh:  # a scheduler turned it off
+    if "momentum" in whole and "momentum" not in fresh:  # a scheduler turned momentum off
         fresh["momentum"] = torch.zeros_like(p, dtype=whole["momentum"].dtype)
     for key, tensor in whole.items():
-        # What has an inverse beside it is S; alone it is K, which has no sign.
+        # A factor with an inverse beside it is S; a factor alone is K, which has no sign.
         inverse = key.replace(".factor", ".inverse")
         positive = ".inverse" in inverse and inverse in whole
         _check_tensor(key, tensor, fresh.get(key), p, positive=positive)
@@ -219,7 +216,7 @@ def _fitting(
         _check_tensor(CLOCK, clock, torch.zeros((), dtype=torch.int64), p)
     others = {key: _kept(value, p) for key, value in foreign.items()}
     for mine in (optimizer.state.get(p) or {}, fresh):
-        if "momentum" in mine:  # a scheduler turned it on since
+        if "momentum" in mine:  # a scheduler has turned momentum on since
             whole.setdefault("momentum", torch.zeros_like(mine["momentum"]))
         if _shapes(joined(_divided(mine, fresh)[0])) == _shapes(whole):
             return mine, whole, others
@@ -232,7 +229,7 @@ def _fitting(
 def _divided(
     state: Mapping[str, Any], fresh: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries that are ours, and those that wrappers put there."""
+    """Our entries, and those of wrappers."""
     mine = {k: v for k, v in state.items() if k in fresh or k in _OURS or k.startswith("block")}
     return mine, {key: value for key, value in state.items() if key not in mine}
 
@@ -244,12 +241,12 @@ def _kept(value: Any, p: Tensor) -> Any:
 def _check_tensor(
     key: str, tensor: Tensor, wanted: Tensor | None, p: Tensor, *, positive: bool = False
 ) -> None:
-    """Refuse what copying would change, or what no step could have left.
+    """Refuse a tensor that copying would change, or that no step could have produced.
 
-    `positive`: whether it is positive definite by what it means.
+    `positive`: whether it must be positive definite.
     """
     what = f"state {key!r} of a parameter of shape {tuple(p.shape)}"
-    narrow = tensor.is_floating_point() and tensor.itemsize < 2  # few functions know float8
+    narrow = tensor.is_floating_point() and tensor.itemsize < 2  # few functions support float8
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or narrow:
         found = f"{tensor.layout} of {tensor.dtype}"
         raise StateMismatchError(f"{what} must be a dense tensor with numbers, got {found}")
@@ -267,8 +264,8 @@ def _check_tensor(
     if name in _NOT_NEGATIVE and bool((local < 0).any()):
         raise StateMismatchError(f"{what} must not be negative")
     if local is not tensor:
-        return  # rows of a matrix say no more
-    matrices = local.dim() == 3  # else it is (b, d), all diagonal
+        return  # some rows of a matrix allow no further checks
+    matrices = local.dim() == 3  # else (b, d): diagonals
     diagonal = local.diagonal(dim1=-2, dim2=-1) if matrices else local
     if positive and not bool((diagonal > 0).all()):
         raise StateMismatchError(f"{what} must be positive definite")

@@ -1,4 +1,4 @@
-"""Which part of a checkpoint belongs to which parameter: found, or refused in words.
+"""Matches the parts of a checkpoint to parameters, or raises an error that says what is wrong.
 
 Nothing here changes anything.
 """
@@ -77,7 +77,7 @@ def _parts(state_dict: Any) -> tuple[Mapping[Any, Any], list[Mapping[str, Any]]]
 def _check_homes(
     groups: Sequence[Group], saved_groups: Sequence[Mapping[str, Any]], method: str
 ) -> None:
-    """Refuse a parameter whose name is in another group of the checkpoint."""
+    """Refuse a parameter that is in another group of the checkpoint, by its name."""
     homes: dict[str, list[int]] = {}
     for number, saved in enumerate(saved_groups):
         for name in _names(number, saved) or ():
@@ -112,7 +112,7 @@ def _check_method(
 
 
 def _left_to_adamw(groups: Sequence[Group], saved_groups: Sequence[Mapping[str, Any]]) -> str:
-    """What to say of groups of one side that the other could not have without a companion."""
+    """A hint for when only one side has groups that are left to AdamW."""
     sides = {"checkpoint": saved_groups, "optimizer": groups}
     left = {
         side: [each for each in those if each.get("companion")] for side, those in sides.items()
@@ -125,7 +125,7 @@ def _left_to_adamw(groups: Sequence[Group], saved_groups: Sequence[Mapping[str, 
 
 
 def _check_numbers(keys: list[Any], states: Mapping[Any, Any]) -> None:
-    """Refuse parameters that are there twice, or whose state no group claims."""
+    """Refuse a parameter that is listed twice, and state that belongs to no group."""
     if not all(isinstance(key, (int, str)) for key in keys) or len(set(keys)) < len(keys):
         raise StateMismatchError("'params' of the groups must name every parameter once")
     lost = [key for key in states if isinstance(key, int) and key not in set(keys)]
@@ -172,7 +172,7 @@ def _in_order(number: int, group: Group, keys: list[Any], theirs: list[str] | No
     if sorted(mine) == sorted(theirs) and len(set(mine)) == len(mine):
         by_name = dict(zip(theirs, keys, strict=True))
         return [by_name[name] for name in mine]
-    # Renamed (a wrapper's prefix, say): by position, unless a name says otherwise.
+    # Renamed, by a wrapper's prefix for instance: by position, unless a name contradicts it.
     for i, name in enumerate(mine):
         if name in theirs and theirs.index(name) != i:
             raise StateMismatchError(

@@ -1,4 +1,4 @@
-"""What a hyper-parameter may be.
+"""Checks of hyper-parameters.
 
 A check is called with the option's name and value. It returns the value to store (plain Python or
 a tensor) or raises an error that names the argument, the value and the allowed range.
@@ -69,7 +69,7 @@ class OneOf:
 
 
 def learning_rate(name: str, value: Any) -> float | Tensor:
-    """A number, or a one-element tensor so that graphs and compilers need not bake it in."""
+    """A number, or a one-element tensor, which graphs and compilers do not treat as a constant."""
     if not isinstance(value, Tensor):
         return Real()(name, value)
     if value.numel() != 1 or not value.is_floating_point():

@@ -1,8 +1,8 @@
 """AdamW for groups with `companion="adamw"`, inside an optimizer of matrices.
 
-Embeddings, heads and vectors are often better left to AdamW. Here it is torch's own implementation,
-so that such a group does bit for bit what torch.optim.AdamW does with it, and shares one step, one
-checkpoint, one scheduler and one scaler with the matrices.
+Embeddings, heads and vectors are often better left to AdamW. This is torch's own implementation: a
+group gets bit for bit the updates of torch.optim.AdamW, and shares one step, one checkpoint, one
+scheduler and one scaler with the matrices.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class AdamW(Method):
         "weight_decay": Real(),
         "maximize": boolean,
     }
-    #: Those of torch.optim.AdamW, so that a group means the same here and there, whatever step size
-    #: the matrices have; weight_decay is the optimizer's, unless the group has its own.
+    #: Those of torch.optim.AdamW, so that a group means the same in both, whatever step size the
+    #: matrices have. weight_decay is the optimizer's, unless the group has its own.
     defaults: ClassVar[Mapping[str, Any]] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         # As in torch, in the dtype of p. Steps are counted where they are read: on CUDA by the
-        # device, which then never waits, and in CUDA graphs.
+        # device, so that the host never waits and CUDA graphs work.
         where = p.device if p.is_cuda else "cpu"
         averages = {name: torch.zeros_like(p).detach() for name in ("exp_avg", "exp_avg_sq")}
         return {**averages, "step": torch.zeros((), dtype=torch.float32, device=where)}
@@ -75,9 +75,9 @@ class AdamW(Method):
         averages = [row["exp_avg"] for row in work.rows]
         on_cuda, fake = work.ps[0].is_cuda, isinstance(work.ps[0], FakeTensor)
         pairs = zip(work.ps, averages, strict=True)
-        # The fused kernels want one layout for all, which averages have unless p has gaps.
+        # The fused kernels need one layout for all, which averages have unless p has gaps.
         fused = on_cuda and self.fused and all(p.stride() == m.stride() for p, m in pairs)
-        # torch's fused kernels leave out the step by themselves.
+        # torch's fused kernels skip the step themselves.
         changed = [t for row in work.rows for t in (row["exp_avg"], row["exp_avg_sq"], row["step"])]
         skip = None if fused else work.skip
         with nullcontext() if skip is None else unchanged_if(skip, [*work.ps, *changed]):
@@ -112,9 +112,9 @@ def _like(m: Tensor, g: Tensor) -> Tensor:
 
 
 def check_companion(given: Group, options: Mapping[str, Any], *, method: str, taken: bool) -> None:
-    """Refuse a companion that a method does not have, and options that it would not look at.
+    """Refuse a companion in a method without companions, and options that AdamW does not have.
 
-    `options` are the method's, `taken` says whether it has companions.
+    `options`: of the method; `taken`: whether it has companions.
     """
     companion = companion_name("companion", given.get("companion"))
     if companion is None:

@@ -1,9 +1,9 @@
 """A step of a matrix method as one operation of a compiled graph.
 
 The host decides what a step of a matrix method does: whether it refreshes factors, which stacks and
-kernels it takes. A graph that torch.compile traces through the step would have these decisions in
-it for good. So the whole step is an operation that the compiler does not look into; it runs as it
-does without a compiler, and `torch.compile(optimizer.step, fullgraph=True)` gives one graph.
+kernels it uses. A graph that torch.compile traces through the step would fix these decisions. So
+the whole step is one opaque operation for the compiler. It runs as it does without a compiler, and
+`torch.compile(optimizer.step, fullgraph=True)` gives one graph.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from rootfree.shell.block_optimizer import BlockOptimizer
 
-#: Those whose steps may be in a graph, by their handle.
+#: Optimizers whose steps may be in a graph, by handle.
 _OPTIMIZERS: WeakValueDictionary[int, BlockOptimizer] = WeakValueDictionary()
-_handles = count(2)  # 0 and 1 are constants to the compiler, other numbers one variable
+_handles = count(2)  # the compiler specialises on 0 and 1, and not on other numbers
 
 # CUDA graphs would replay the decisions of one step; the tag keeps the operation out of them.
-# In versions of torch that do not have it, steps stay out of compiled graphs.
+# In versions of torch without the tag, steps stay out of compiled graphs.
 _UNSAFE = getattr(torch.Tag, "cudagraph_unsafe", None)
 
 
@@ -35,7 +35,7 @@ def new_handle(optimizer: BlockOptimizer) -> int:
 
 
 def fits_in_graph(optimizer: BlockOptimizer) -> bool:
-    """Whether the step can be an operation: not with sharded parameters, nor other subclasses."""
+    """Whether the step can be an operation: not with sharded or other subclassed parameters."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return _UNSAFE is not None and all(type(p) in (Tensor, nn.Parameter) for p in params)
 
@@ -51,7 +51,7 @@ def step_in_graph(optimizer: BlockOptimizer) -> None:
 def _step(handle: int, where: list[int], ps: list[Tensor], gs: list[Tensor]) -> None:
     """Step with the gradients gs of the parameters at `where`.  Changes ps, and the optimizer.
 
-    The graph may hand over copies: of what it changed itself, or of all that the step changes.
+    The graph may pass copies of the parameters: of those it changed itself, or of all.
     """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
@@ -87,4 +87,4 @@ _library.define(
     tags=() if _UNSAFE is None else (_UNSAFE,),
 )
 _library.impl("step", _step, "CompositeExplicitAutograd")
-_library.impl("step", lambda *given: None, "Meta")  # what a compiler calls to learn of results
+_library.impl("step", lambda *given: None, "Meta")  # for the compiler, which asks for results

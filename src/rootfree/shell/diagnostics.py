@@ -1,7 +1,7 @@
 """How an optimizer is doing: norms, conditions of its factors, sizes of its steps.
 
-Everything is computed where the tensors are when `optimizer.diagnostics()` is called, and comes to
-the host, together, when somebody reads it.
+`optimizer.diagnostics()` computes everything on the devices of the tensors. The numbers are copied
+to the host, all at once, when they are first read.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class FactorDiagnostics:
             three quarters of it; exact for diagonal factors). Of the factor K where the
             preconditioner is KKᵀ: that of KKᵀ is its square. Matrices S and S⁻¹ are scaled to a
             unit diagonal first, as the rules do before they invert them.
-        limit: from here on rounding decides about the smallest singular values.
+        limit: the condition at which rounding determines the smallest singular values.
 
     Example:
         >>> import torch, rootfree
@@ -57,7 +58,7 @@ class FactorDiagnostics:
 
 @dataclass(frozen=True)
 class ParameterDiagnostics:
-    """Numbers of one parameter; None where there is no such thing.
+    """Numbers of one parameter; None if there is no such number.
 
     Attributes:
         name: the parameter's name, or its number.
@@ -112,8 +113,8 @@ class Diagnostics:
     communicated, so that one rank may ask alone.
 
     Args:
-        measured: the parameters, with tensors on their devices in the place of numbers.
-        skipped: how many steps each device left out.
+        measured: the parameters, with tensors on their devices in place of numbers.
+        skipped: how many steps each device skipped.
 
     Example:
         >>> import torch, rootfree
@@ -130,19 +131,23 @@ class Diagnostics:
 
     def __init__(self, measured: Sequence[ParameterDiagnostics], skipped: Sequence[Tensor]) -> None:
         self._measured = (list(measured), list(skipped))
-        self._read: tuple[list[ParameterDiagnostics], list[float]] | None = None
+
+    @cached_property
+    def _numbers(self) -> tuple[list[ParameterDiagnostics], list[float]]:
+        found: tuple[list[ParameterDiagnostics], list[float]] = _on_host(self._measured)
+        return found
 
     def read(self) -> list[ParameterDiagnostics]:
         """Numbers of every parameter, in the order of the groups."""
-        return self._values()[0]
+        return self._numbers[0]
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that were left out because of a gradient that is not finite."""
-        return int(sum(self._values()[1]))
+        """Steps that were skipped because a gradient was not finite."""
+        return int(sum(self._numbers[1]))
 
     def warnings(self) -> list[str]:
-        """A sentence for every factor that rounding is about to spoil, and for all that is lost."""
+        """A sentence for every ill-conditioned factor, and for everything that is not finite."""
         lost = [
             f"{what} {p.name} has numbers that are not finite"
             for p in self.read()
@@ -169,14 +174,9 @@ class Diagnostics:
         steps = f"skipped steps: {self.skipped_steps:,}"
         return "\n".join([aligned(rows, texts=2), steps, *self.warnings()])
 
-    def _values(self) -> tuple[list[ParameterDiagnostics], list[float]]:
-        if self._read is None:
-            self._read = _on_host(self._measured)
-        return self._read
-
 
 def _on_host(tree: Any) -> Any:
-    """The same with numbers in the place of tensors, by one copy from each device."""
+    """The same with numbers in place of tensors, by one copy from each device."""
     tensors: dict[torch.device, list[Tensor]] = {}
     mapped(tree, lambda t: tensors.setdefault(t.device, []).append(t.double().reshape(())))
     numbers = {device: iter(torch.stack(each).tolist()) for device, each in tensors.items()}

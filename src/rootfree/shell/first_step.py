@@ -1,9 +1,9 @@
-"""What a rank asks others before the first step with parameters that it shares with nobody.
+"""What a rank checks before the first step with parameters that it shares with no other rank.
 
-Another rank may have been told to share such parameters: then one of the two is wrong. And copies
-of parameters under `DistributedDataParallel`, which averages gradients and looks at nothing else,
-stay alike only if all ranks do the same. Both are asked once, by notes in the store that connected
-the ranks. The backward pass has brought the ranks together just before, so nobody waits for long.
+Another rank may be configured to share these parameters: then one of the two is wrong. And copies
+under `DistributedDataParallel`, which only averages gradients, stay equal only if all ranks do the
+same. Both are checked once, by notes in the store that connected the ranks. The backward pass has
+synchronised the ranks just before, so no rank waits for long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LATE = (
     f"step() what they were told, but others did not do so within {PATIENCE:.0f} seconds: they are "
     "late, or have not added the same parameters. This rank goes on"
 )
-# Between two steps of a rank the backward pass has waited for all others.
+# Between two steps of a rank, the backward pass has waited for all others.
 _PASSED = (
     "step(): ranks with copies of the parameters under DistributedDataParallel took a step without "
     "comparing what they were told with this rank: they have not added the same parameters"
@@ -37,40 +37,43 @@ _PASSED = (
 
 
 class FirstStep:
-    """What is still to be asked, and what has not been answered yet."""
+    """Checks that are still to be made, and those without an answer yet."""
 
     def __init__(self) -> None:
-        self._new: list[str] = []  # parameters that nobody was asked about, by what they are
-        self._compares = False  # whether those with copies are still to be asked
+        self._new: list[str] = []  # descriptions of parameters that are not checked yet
+        self._compares = False  # whether to compare with the ranks that have copies
         self._open: list[Comparison] = []
-        self._compared = False  # whether all ranks with copies have come before
+        self._compared = False  # whether an earlier comparison was complete
         self._refused: str | None = None
-        self.asks = False  # whether the next step has to
+
+    @property
+    def asks(self) -> bool:
+        """Whether the next step has anything to check."""
+        return self._compares or bool(self._open)
 
     @property
     def refuses(self) -> bool:
-        """Whether it is known that the next step is an error."""
+        """Whether the next step will raise an error."""
         return self._refused is not None
 
     def refuse(self, problem: str) -> None:
-        """Let every step be an error, on all ranks, instead of this moment on this one.
+        """Raise this at the first step, on all ranks, instead of now on this one alone.
 
-        The others may be waiting for this rank in the backward pass: they come to their own step
-        if it comes to that.
+        The others may already wait for this rank in the backward pass, and must get to their step.
         """
         self._refused = problem
         warnings.warn(f"{problem}. The first step will be an error on every rank", stacklevel=2)
 
     def expect(self, params: Sequence[Tensor]) -> None:
-        """Note that there are parameters that this rank shares with nobody."""
+        """Note that this rank adds parameters that it shares with no other."""
         about = description_of(params)
         if go_alone(about):
             self._new.append(about)
             self.compare()
 
     def compare(self) -> None:
-        """Note that other ranks, which do not share the parameters, may have copies of them."""
-        self._compares = self.asks = True
+        """Compare, at the next step, with ranks that may have copies of the parameters."""
+        self._compares = True
 
     def ask(
         self,
@@ -78,9 +81,9 @@ class FirstStep:
         counts: Sequence[Sequence[int]],
         trouble: Exception | None,
     ) -> Exception | None:
-        """What keeps this rank from its step, or another from its own; None: nothing does.
+        """The error that keeps this rank, or another, from its step; None: there is none.
 
-        `counts`: the steps taken so far, by group; `trouble`: what was found here already.
+        `counts`: the steps taken so far, by group; `trouble`: an error found on this rank already.
         """
         refused = next(filter(None, [self._refused, *map(missed, self._new)]), None)
         mine = trouble or (None if refused is None else PlacementError(refused))
@@ -89,22 +92,22 @@ class FirstStep:
             if not all(each.wait() for each in self._open):
                 warnings.warn(_LATE, stacklevel=2)
         late = [each for each in self._open if not each.is_over()]
-        found = [each.found() for each in self._open]  # after that: those that are over have it
+        found = [each.found() for each in self._open]  # after `late`: what is over has an answer
         if late and self._compared and not self._compares:
             found.append(_PASSED)
-        if self._refused and self._open and not late:  # all have heard of it
+        if self._refused and self._open and not late:  # all ranks know of it
             forget(self._new)
         mine = mine or next((PlacementError(each) for each in found if each is not None), None)
-        if mine is None:  # else the next step asks again
+        if mine is None:  # else the next step checks again
             self._new, self._open, self._compares = [], late, False
-            self._compared, self.asks = self._compared or not late, bool(late)
+            self._compared = self._compared or not late
         return mine
 
 
 def _comparisons(
     optimizer: RootFreeOptimizer, counts: Sequence[Sequence[int]], mine: Exception | None
 ) -> Iterator[Comparison]:
-    """What this rank says to those that have copies of its parameters."""
+    """A comparison with each group of ranks that has copies of parameters."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for ranks, names in copies_under_ddp(params).items() if has_store() else ():
         said = dict(_said(optimizer, names, counts)) if mine is None else {PROBLEM: str(mine)}
@@ -114,7 +117,7 @@ def _comparisons(
 def _said(
     optimizer: RootFreeOptimizer, names: Mapping[int, str], counts: Sequence[Sequence[int]]
 ) -> Iterator[tuple[str, Any]]:
-    """What must be the same on all ranks with copies of these parameters, by what it is."""
+    """Labels and values that must be the same on all ranks with copies of these parameters."""
     yield "method", type(optimizer).__name__
     yield from asked(optimizer).items()
     yield COUNTING, optimizer._batch_counter is not None
@@ -126,7 +129,7 @@ def _said(
     for n, (group, steps) in enumerate(groups):
         known = {"companion", *optimizer._of(group).options}
         for name, value in plain_options(group).items():
-            if name in known:  # other keys are the user's: a rank may say there which it is
+            if name in known:  # other keys are the user's, and may differ between ranks
                 yield f"{name} of parameter group {n}", value
         yield f"step of parameter group {n}", sorted({*steps})
         for p in group["params"]:
@@ -136,7 +139,7 @@ def _said(
 
 
 def _difference(first: tuple[int, dict[str, Any]], mine: tuple[int, dict[str, Any]]) -> str | None:
-    """In words.  Ranks that have no parameter in common have divided them, and compare nothing."""
+    """In words.  Ranks without a common parameter have divided them, and need not agree."""
     params = [{key for key in each if key.startswith(_PARAMETER)} for _, each in (first, mine)]
     if all(params) and not set.intersection(*params):
         return None

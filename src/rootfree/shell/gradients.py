@@ -1,12 +1,11 @@
-"""The gradients of a step: which there are, what updates them together, whether they are finite.
+"""The gradients of a step: which exist, which are updated together, whether they are finite.
 
-What was found of a group is remembered, and looked up again as long as nothing that it depends on
-has changed.
+The result for a group is remembered and reused until something it depends on changes.
 
-One number that is not finite would stay in momenta and factors for good. Whether there is one is
-asked of all gradients, and of the curvature that was given, before anything changes. On a CPU the
-answer is read. Elsewhere it stays on the device, as a flag: kernels read it and write nothing, and
-what torch functions changed is put back.
+One number that is not finite would stay in momenta and factors for good. So all gradients, and a
+given curvature, are checked before anything changes. On a CPU the host reads the answer. On other
+devices the answer is a flag that stays there: kernels read it and write nothing, and the changes
+of torch functions are undone.
 """
 
 from __future__ import annotations
@@ -38,47 +37,46 @@ _FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate
 
 
 def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
-    """What there is to update, with gradients that were found usable and state in its place."""
+    """What to update: parameters with usable gradients, and their state."""
     found: list[Work] = []
-    agreed, elsewhere = optimizer._agreed, {}
-    if agreed is not None and agreed.asks and not torch.compiler.is_compiling():
-        elsewhere = agreed.before_step(optimizer)
+    agreement = optimizer._placing.agreement
+    asks = agreement.asks and not torch.compiler.is_compiling()
+    elsewhere = agreement.before_step(optimizer) if asks else {}
     for group in optimizer.param_groups:
-        params = group["params"]
-        memory = None if torch.compiler.is_compiling() else memory_of(optimizer, group)
-        places = places_of(params) if memory is None else memory.places
+        params, memory = group["params"], memory_of(optimizer, group)
         gs = [p.grad for p in params]
-        if elsewhere:  # torch.compile before 2.13 knows no id() of a dict
+        if elsewhere:  # torch.compile before 2.13 does not support id() of a dict
             for i in elsewhere.get(id(group), ()):
                 gs[i] = torch.zeros_like(params[i])
-        forms = _forms_of(gs, sharded=memory is not None and memory.sharded)
-        dues = [True] * len(gs) if memory is None else dues_of(memory)
+        forms, dues = _forms_of(gs, sharded=memory.sharded), dues_of(memory)
         due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
-        refresh = due.pop() if len(due) == 1 else None  # None: some of them
+        refresh = due.pop() if len(due) == 1 else None  # None: only some are due
         kinds: list[Any] = [
             None if form is None else (place, form, refresh is None and d)
-            for place, form, d in zip(places, forms, dues, strict=True)
+            for place, form, d in zip(memory.places, forms, dues, strict=True)
         ]
-        known = [] if memory is None else memory.patterns
-        work = next((work for pattern, work in known if pattern == kinds), None)
+        work = next((work for pattern, work in memory.patterns if pattern == kinds), None)
         if work is None:
-            rows = [optimizer.state[p] for p in params] if memory is None else memory.rows
-            work = sorted_work(group, kinds, rows, elements_at_once=optimizer._elements_at_once)
-            if memory is not None:
-                memory.remember(kinds, work)
+            at_once = optimizer._elements_at_once
+            work = sorted_work(group, kinds, memory.rows, elements_at_once=at_once)
+            memory.remember(kinds, work)
         for w in work:
-            if not w.meshes:
-                w.gs = [cast("Tensor", gs[i]) for i in w.where]
-            else:
+            if w.sharded:
                 w.take_parts(gs)
+            else:
+                w.gs = [cast("Tensor", gs[i]) for i in w.where]
             w.refresh = refresh if refresh is not None else dues[w.where[0]]
         found += work
     return found
 
 
 def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
-    """What is known of a group: made anew when anything that it depends on is not as it was."""
-    memory, params = optimizer._memories.get(id(group)), group["params"]
+    """The memory of a group; made anew when anything that it depends on has changed."""
+    params = group["params"]
+    if torch.compiler.is_compiling():  # nothing to remember: the compiler keeps the graph
+        rows = [optimizer.state[p] for p in params]
+        return GroupMemory(group, [], params, places_of(params), rows)
+    memory = optimizer._memories.get(id(group))
     if (
         memory is not None
         and memory.group is group
@@ -93,13 +91,14 @@ def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
 
 
 def form_of(group: Group) -> list[Any]:
-    """What the form of a group's state depends on: options, and of some whether they are zero."""
+    """The options that a group's state depends on; of some, only whether they are zero."""
     return [group.get(name, 0.0) > 0 for name in _ZERO] + [group.get(name) for name in _FORM]
 
 
 def dues_of(memory: GroupMemory) -> list[bool]:
-    """Which parameters have their preconditioner refreshed by the next step."""
-    # Diagonal methods have no clock, and fake tensors, to estimate memory, no numbers: the most.
+    """Whether the next step refreshes the preconditioner, for each parameter."""
+    # Diagonal methods have no clock. Fake tensors, which estimate memory, have no numbers: a
+    # refresh needs the most memory.
     if memory.steps is None or isinstance(memory.steps, FakeTensor):
         return [memory.group.get("companion") is None] * len(memory.params)
     steps, every = memory.steps.tolist(), memory.group["update_every"]
@@ -107,31 +106,29 @@ def dues_of(memory: GroupMemory) -> list[bool]:
         dues = [step % every == 0 for step in steps]
     else:
         dues = list(map(schedule(every), steps))
-    for i, owner in memory.owners.items():  # a joint pair is due as one
+    for i, owner in memory.owners.items():  # a bias follows the weight of its joint pair
         dues[i] = dues[owner]
     return dues
 
 
 def advance_clocks(optimizer: RootFreeOptimizer, work: Iterable[Work]) -> None:
-    """Count a step for what was updated; diagonal methods and AdamW have no clock."""
+    """Advance the clocks of updated parameters; diagonal methods and AdamW have none."""
     if torch.compiler.is_compiling():  # a diagonal method
         return
     for w in work:
-        memory = optimizer._memories.get(id(w.group))
-        if memory is None or memory.steps is None:
-            continue
-        if len(w.where) == len(memory.steps):
-            memory.steps += 1
-        else:
-            memory.steps[w.where] += 1
+        steps = optimizer._memories[id(w.group)].steps
+        if steps is not None and len(w.where) == len(steps):
+            steps += 1
+        elif steps is not None:
+            steps[w.where] += 1
 
 
 def places_of(params: Sequence[Any], *, sharded: bool = False) -> list[tuple[Any, ...]]:
-    """Where and what parameters are: device, dtype and shape; if sharded, the spec has the rest."""
+    """Device, dtype and shape of each parameter; of a sharded one, device and spec."""
     if not sharded:
         return [(p.device, p.dtype, p.shape) for p in params]
-    # Any other attribute of a DTensor costs several times as much as one of a tensor, at every
-    # step. Not public, and pinned by a test.
+    # Any public attribute of a DTensor costs several times as much as one of a tensor, at every
+    # step. `_spec` is not public; a test pins it.
     return [
         (p.device, p.dtype, p.shape)
         if (spec := getattr(p, "_spec", None)) is None
@@ -141,7 +138,7 @@ def places_of(params: Sequence[Any], *, sharded: bool = False) -> list[tuple[Any
 
 
 def _forms_of(gs: Sequence[Any], *, sharded: bool) -> list[Any]:
-    """Dtype and layout of gradients, or the specs that have these."""
+    """Dtype and layout of each gradient, or its spec, which contains both."""
     specs = [getattr(g, "_spec", None) for g in gs] if sharded else [None] * len(gs)
     return [
         (g.dtype, g.layout) if spec is None and g is not None else spec
@@ -150,7 +147,7 @@ def _forms_of(gs: Sequence[Any], *, sharded: bool) -> list[Any]:
 
 
 def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bool:
-    """Whether the state has the very rows and tensors that are remembered, in their places."""
+    """Whether the state still holds the remembered rows and tensors, by identity and position."""
     if not memory.params:
         return True
     try:
@@ -163,7 +160,7 @@ def _holds(memory: GroupMemory, state: Mapping[Tensor, dict[str, Tensor]]) -> bo
 
 
 class Watch:
-    """Looks at the gradients of a step before anything changes, and counts what is left out."""
+    """Checks the gradients of a step before anything changes, and counts skipped steps."""
 
     def __init__(self, mode: str, *, fused: bool | None = None) -> None:
         self.mode: str = _mode("nonfinite", mode)
@@ -171,7 +168,7 @@ class Watch:
         self.kernel = FiniteLook()
         self._counts: dict[torch.device, Tensor] = {}
         self._kernels: dict[torch.device, bool] = {}  # whether the kernel runs there
-        #: changes flags to those of all ranks; None: nobody else has the parameters
+        #: replaces flags by those of all ranks; None: no other rank has the parameters
         self.over_ranks: Callable[[dict[torch.device, Tensor]], None] | None = None
 
     def look(
@@ -180,22 +177,20 @@ class Watch:
         groups: Sequence[dict[str, Any]],
         curvature: Sequence[tuple[Sequence[Tensor], Tensor]] = (),
     ) -> bool:
-        """Whether to go on: not where the host knows that a number is not finite.
+        """Whether to go on: False if the host knows that a number is not finite.
 
-        Where it does not know, `skip` in the work says so on the device.  Changes work.
+        Where only the device knows, `skip` in the work is its flag.  Changes work.
 
-        `curvature`: parameters, and for each the largest number of what was given for it.
+        `curvature`: parameters, and for each the largest number of its given curvature.
         """
         for w in work:
             w.skip = None
-        flags = {}
-        if self.mode != "propagate":
-            flags = self._find_nonfinite(work, [tensor for _, tensor in curvature])
+        flags = {} if self.mode == "propagate" else self._find_nonfinite(work, curvature)
         if self.mode == "raise":
             if any(map(bool, flags.values())):
                 _refuse(groups, curvature)
         elif flags:
-            # One device counts: a CPU, if there is one, for all of them.
+            # One device counts for all of them: a CPU, if there is one.
             device = ([*filter(host_reads, flags)] or [*flags])[0]
             self.count_on(device).add_(flags[device])
             if host_reads(device):
@@ -205,20 +200,20 @@ class Watch:
         return True
 
     def _find_nonfinite(
-        self, work: Sequence[Work], curvature: Sequence[Tensor]
+        self, work: Sequence[Work], curvature: Sequence[tuple[Sequence[Tensor], Tensor]]
     ) -> dict[torch.device, Tensor]:
-        """On each device of the work: 1 if any number, on whatever device, is not finite, else 0.
+        """A flag on each device of the work: 1 if a number on any device is not finite, else 0.
 
-        Ranks that have parameters in common find the same. Without that (DDP), a gradient that was
-        averaged over ranks is not finite on any of them. A curvature is the same on every rank.
+        Ranks that share parameters get the same flags. Under DDP they do so without communication:
+        an average over ranks is not finite on any of them. A curvature is the same on every rank.
         """
         found: dict[torch.device, list[Tensor]] = {}
         for w in work:
-            if isinstance(w.ps[0], FakeTensor):  # to estimate memory: there are no numbers
+            if isinstance(w.ps[0], FakeTensor):  # estimates memory, has no numbers
                 return {}
             found.setdefault(w.ps[0].device, []).extend(g for g in w.gs if g.numel() > 0)
-        for tensor in curvature:  # on the device of a parameter, and looked at with the gradients
-            found.setdefault(tensor.device, []).append(tensor)
+        for _, largest in curvature:  # on the device of a parameter, checked with the gradients
+            found.setdefault(largest.device, []).append(largest)
         flags = {device: self._flag(tensors, device) for device, tensors in found.items()}
         if self.over_ranks is not None:
             self.over_ranks(flags)
@@ -242,30 +237,30 @@ class Watch:
         return self._kernels[g.device]
 
     def count_on(self, device: torch.device) -> Tensor:
-        """How many steps a device left out; there before it is needed, which may be in a graph."""
+        """How many steps a device skipped; made early, as a CUDA graph cannot make it."""
         if device not in self._counts:
             self._counts[device] = torch.zeros((), device=device)
         return self._counts[device]
 
     def counts(self) -> list[Tensor]:
-        """How many steps each device left out, until now."""
+        """How many steps each device has skipped so far."""
         return [count.clone() for count in self._counts.values()]
 
     @property
     def skipped(self) -> int:
-        """How many steps were left out; reading it waits for the devices."""
-        return sum(int(count) for count in self._counts.values())
+        """How many steps were skipped; reading it waits for the devices."""
+        return sum(map(int, self._counts.values()))
 
 
 def host_reads(device: torch.device) -> bool:
-    """Whether the host reads flags on a device: where that waits for nothing."""
+    """Whether the host reads flags of a device: only where it need not wait for them."""
     return device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _plain_flag(tensors: list[Tensor]) -> Tensor:
     """1 if a number in tensors of one device is not finite, else 0: float32, on the device."""
     if host_reads(tensors[0].device):
-        # Fast, and sure if it says yes; sums of squares overflow where no number does.
+        # Fast, and right if it says yes. If it says no, a sum of squares may have overflowed.
         finite = bool(_are_finite(torch._foreach_norm(tensors))) or _each_finite(tensors)
         return torch.tensor(0.0 if finite else 1.0)
     return 1 - _are_finite(torch._foreach_norm(tensors, math.inf)).float()
@@ -284,21 +279,20 @@ def _each_finite(gs: Sequence[Tensor]) -> bool:
 def _refuse(
     groups: Sequence[dict[str, Any]], curvature: Sequence[tuple[Sequence[Tensor], Tensor]]
 ) -> None:
-    """Say which gradient, or curvature, is not finite."""
+    """Raise an error that names the gradient, or curvature, that is not finite."""
     for group, names in named_groups(groups):
         for name, p in zip(names, group["params"], strict=True):
             g = getattr(p.grad, "_local_tensor", p.grad)
             given = [
                 number
-                for owners, numbers in curvature
-                for owner, number in zip(owners, numbers.reshape(-1), strict=True)
+                for owners, largest in curvature
+                for owner, number in zip(owners, largest.reshape(-1), strict=True)
                 if owner is p
             ]
-            bad = {"gradient": g is not None and not _each_finite([g])}
-            bad["curvature"] = not _each_finite(given)
-            for what in filter(bad.__getitem__, bad):
-                raise FloatingPointError(
-                    f"the {what} of parameter {name} of shape {tuple(p.shape)} is not finite; "
-                    "nothing was changed. nonfinite='skip' leaves such steps out"
-                )
+            for what, numbers in {"gradient": [] if g is None else [g], "curvature": given}.items():
+                if not _each_finite(numbers):
+                    raise FloatingPointError(
+                        f"the {what} of parameter {name} of shape {tuple(p.shape)} is not finite; "
+                        "nothing was changed. nonfinite='skip' leaves such steps out"
+                    )
     raise FloatingPointError("a gradient on another rank is not finite; nothing was changed")

@@ -1,4 +1,4 @@
-"""A step recorded once and replayed: for models whose steps are mostly launches."""
+"""Steps that are recorded once and replayed, for models whose steps are mostly launches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rootfree.shell.work import Work
 
 
 class _Held(NamedTuple):
-    """What lives as long as a recorded step."""
+    """Objects that must live as long as a recorded step."""
 
     gradients: list[Tensor]  # where the recorded kernels read
-    objects: list[Any]  # whose identity is part of the kind
+    objects: list[Any]  # their ids are part of the kind
 
 
 class GraphedStep:
@@ -73,10 +73,10 @@ class GraphedStep:
     def step(self) -> None:
         """One update of every parameter that has a gradient."""
         optimizer = self._optimizer
-        # An unusable gradient is refused here, before anything is counted.
+        # Refuses an unusable gradient before anything is counted.
         work = find_work(optimizer)
         if optimizer._batch_counter is not None and work:
-            # Counted here: recorded kernels read B where they are told.
+            # Counted outside of the graph: recorded kernels read B from memory.
             batch_size_option.count(optimizer)
         counter, optimizer._batch_counter = optimizer._batch_counter, None
         try:
@@ -111,14 +111,14 @@ class GraphedStep:
         self._optimizer.release()
 
     def _record(self) -> None:
-        """What is recorded: the updates, without the counting that goes with a step."""
+        """The part of a step that is recorded: the updates, without the counting."""
         work = find_work(self._optimizer)
         self._optimizer._watch.look(work, self._optimizer.param_groups)
         for w in work:
             self._optimizer._act(w)
 
     def _kind(self, work: list[Work]) -> tuple[Any, list[Any]]:
-        """What a recording depends on beside the contents of tensors, and objects named in it."""
+        """What a recording depends on beside the contents of tensors, and the objects in that."""
         objects: list[Any] = []
         kind: list[Any] = []
         for w in work:
@@ -131,7 +131,7 @@ class GraphedStep:
 
 
 def _in_graph(optimizer: RootFreeOptimizer, work: Work) -> dict[str, Any]:
-    """Options as a recorded step has them in it; numbers on the device: whether they are 0."""
+    """Options that a recording contains; of those that kernels read live, whether they are 0."""
     live = optimizer._reads_numbers(work)
     return {
         name: value != 0 if live and isinstance(value, (int, float)) else value
@@ -141,7 +141,7 @@ def _in_graph(optimizer: RootFreeOptimizer, work: Work) -> dict[str, Any]:
 
 
 def _copy_moved(gs: list[Tensor], places: list[Tensor]) -> None:
-    """Gradients that are not where the recorded kernels read them go there."""
+    """Copy gradients that have moved to where the recorded kernels read them."""
     moved = [
         (place, g) for place, g in zip(places, gs, strict=True) if g.data_ptr() != place.data_ptr()
     ]

@@ -1,4 +1,4 @@
-"""What may be in a parameter group: checked before anything is changed."""
+"""Checks of parameter groups, before anything changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def checked_group(optimizer: RootFreeOptimizer, param_group: dict[str, Any]) -> dict[str, Any]:
-    """A group with all its options, or an error."""
+    """A group with all its options, checked."""
     if not isinstance(param_group, dict):
         raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
     name, has_companions = type(optimizer).__name__, optimizer._has_companions
@@ -51,7 +51,7 @@ def as_list(params: Any) -> list[Any]:
 
 
 def named(params: list[Any]) -> Iterator[tuple[str, Any]]:
-    """What to call each parameter in a message, and the parameter."""
+    """Each parameter with what error messages call it."""
     for i, entry in enumerate(params):
         name, p = entry if isinstance(entry, tuple) else (i, entry)
         shape = f" of shape {tuple(p.shape)}" if isinstance(p, Tensor) else ""
@@ -59,7 +59,7 @@ def named(params: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def check_parameters(params: list[Any], known: set[int]) -> None:
-    """Refuse what is no real floating-point tensor, or is given twice (`known`: ids in use)."""
+    """Refuse anything but real floating-point tensors, each given once (`known`: ids in use)."""
     known = set(known)
     for what, p in named(params):
         if not isinstance(p, Tensor):
@@ -74,7 +74,7 @@ def check_parameters(params: list[Any], known: set[int]) -> None:
 def check_option_names(given: Iterable[str], options: Collection[str], *, method: str) -> None:
     """Refuse a misspelt option, which would be silently ignored.
 
-    Keys that nobody here knows are allowed: schedulers, wrappers and users keep theirs in groups.
+    Other unknown keys are allowed: schedulers, wrappers and users keep their own in groups.
     """
     for key in given:
         if key in options or key in ("params", "param_names", "method"):

@@ -40,10 +40,10 @@ class Factor(NamedTuple):
 
 
 def factor_limit(kept: torch.dtype, products: torch.dtype, *, beta2: float) -> float:
-    """The condition of K at which rounding decides about its smallest singular values.
+    """The condition of K at which rounding determines its smallest singular values.
 
-    K is rounded to eps·‖K‖ where it is kept, and its change, of size β₂‖K‖ at most, to the eps of
-    the products. K stays invertible all the same: KKᵀ loses accuracy, not definiteness.
+    K is stored with an error of eps·‖K‖. Its change, of size β₂‖K‖ at most, has the relative error
+    eps of the products. K stays invertible all the same: KKᵀ loses accuracy, not definiteness.
     """
     return 1 / max(torch.finfo(kept).eps, beta2 * torch.finfo(products).eps)
 
@@ -54,9 +54,10 @@ def matrix_limit(dtype: torch.dtype) -> float:
 
 
 def diagonal_factors(name: str, d: Tensor, kept: torch.dtype) -> list[Factor]:
-    """A diagonal preconditioner that is kept in a dtype; none where there are no elements.
+    """A diagonal preconditioner stored in a dtype; none if there are no elements.
 
-    The limit is the ratio of two numbers whose squares are not both in range; elements do not mix.
+    Elements do not mix, so the limit is the ratio of two numbers whose squares are not both in
+    range.
     """
     if d.numel() == 0:
         return []
@@ -67,7 +68,7 @@ def diagonal_factors(name: str, d: Tensor, kept: torch.dtype) -> list[Factor]:
 def measured_parameters(
     optimizer: RootFreeOptimizer, *, conditions: bool
 ) -> list[ParameterDiagnostics]:
-    """All parameters, with tensors on their devices in the place of numbers."""
+    """All parameters, with tensors on their devices in place of numbers."""
     return [
         _measured(optimizer, str(name), p, group, conditions=conditions)
         for group, names in named_groups(optimizer.param_groups)
@@ -79,11 +80,11 @@ def _measured(
     optimizer: RootFreeOptimizer, name: str, p: Tensor, group: Group, *, conditions: bool
 ) -> ParameterDiagnostics:
     method = optimizer._of(group)
-    # Without an entry in the state the parameter will start anew.
+    # Without an entry in the state, the parameter will start anew.
     row = joined(local_row(optimizer.state.get(p) or method._init_state(p, group)))
     here, g, m = local(p), p.grad, row.get("momentum", row.get("exp_avg"))
     if g is not None and is_sharded(g) and g.placements != p.placements:  # type: ignore[attr-defined]
-        g = None  # to have it here, ranks would have to talk
+        g = None  # its local part would take communication
     norm, update = norm_of(here), method._update_rms(p, group, row)
     rms = norm / math.sqrt(max(here.numel(), 1))
     factors = [each for each in method._factors(p, group, row) if len(each.tensor) > 0]
@@ -114,9 +115,19 @@ def _measured_factor(factor: Factor, conditions: bool) -> FactorDiagnostics:
 
 
 def norm_of(t: Tensor) -> Tensor:
-    """The norm of what is here of a tensor, in float64: squares of large numbers fit."""
+    """The norm of the local part of a tensor, in float64, where squares do not overflow."""
     norm: Tensor = torch.linalg.vector_norm(local(t).detach(), dtype=torch.float64)
     return norm
+
+
+def last_update_rms(
+    optimizer: RootFreeOptimizer, p: Tensor, group: Group, row: Row
+) -> Tensor | None:
+    """RMS of the last step of `p`; None: it is not known."""
+    tail, m, u = optimizer._tail(group), row.get("momentum"), None
+    if p.grad is not None and (m is None or tail.nesterov):
+        u = optimizer._direction_of(p, group, row)
+    return update_rms(tail, p, m, u)
 
 
 def update_rms(tail: Tail, p: Tensor, m: Tensor | None, u: Tensor | None) -> Tensor | None:
@@ -136,9 +147,9 @@ def update_rms(tail: Tail, p: Tensor, m: Tensor | None, u: Tensor | None) -> Ten
 
 
 def factors_of(optimizer: BlockOptimizer, p: Tensor, group: Group, row: Row) -> list[Factor]:
-    """The factors of all tiles of `p` that are here, given its state.
+    """The factors of all tiles of `p` on this rank, given its state.
 
-    They are K, or S where an inverse is kept beside it (S⁻¹ where that is all there is).
+    They are K; or S if an inverse is stored beside it; or S⁻¹ if only that is stored.
     """
     found = []
     half = group.get("matmul_dtype") == torch.float16
@@ -157,11 +168,11 @@ def factors_of(optimizer: BlockOptimizer, p: Tensor, group: Group, row: Row) -> 
     return found
 
 
-def direction_of(optimizer: BlockOptimizer, p: Tensor, group: Group) -> Tensor | None:
-    """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""
+def direction_of(optimizer: BlockOptimizer, p: Tensor, group: Group, row: Row) -> Tensor | None:
+    """The preconditioned gradient of `p`, before any limit; None: not available."""
     joint = optimizer._pairs.owner(p) is not p or optimizer._pairs.is_weight(p)
-    if joint or p in optimizer._homes or p.numel() == 0:
-        return None  # it is not of this gradient alone, or not here
+    if joint or p in optimizer._placing.homes or p.numel() == 0:
+        return None  # it depends on another gradient, or is on other ranks
     stack = Stack([p], memory_of(optimizer, group).buckets, wide=working_dtype(p))
     stack.gather_([cast("Tensor", p.grad)], squares=False)
     for part in stack.parts():

@@ -13,14 +13,14 @@ from torch import Size, Tensor, nn
 
 Count = Callable[[tuple[Any, ...], dict[str, Any]], int]
 
-#: the label that cross entropy leaves out
+#: the label that cross entropy ignores
 IGNORED = -100
 # Models that compare each token with the next: the first label of a sequence is never used.
 _SHIFTING = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel")
 
 
 class Ids(int):
-    """How many token ids there are, and their shape: the loss may leave out some of them."""
+    """The number of token ids, with their shape: the loss may leave out some of them."""
 
     shape: Size
 
@@ -56,8 +56,8 @@ def tokens(
 ) -> int:
     """Labels that the loss averages over; without labels, the first tensor of ids (`Ids`).
 
-    `shifts`: the model does without the first label of each sequence, unless it is given
-    `shift_labels`, which have been moved already. `names`: of the positional arguments.
+    `shifts`: the model ignores the first label of each sequence, unless it gets `shift_labels`,
+    which are shifted already. `names`: of the positional arguments.
     """
     kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
     shifted = next(_named("shift_labels", (args, kwargs)), None)
@@ -76,7 +76,7 @@ def tokens(
 
 
 def class_axis(shape: Size, ids: Size) -> int | None:
-    """The axis of an output beside those of the token ids; None: they are not its positions."""
+    """The axis of an output that the token ids lack; None: their positions do not match."""
     if shape[:-1] in (ids, Size([ids.numel()])):
         return -1
     return 1 if len(shape) > 2 and Size([shape[0], *shape[2:]]) == ids else None
@@ -88,7 +88,7 @@ def labels_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def doubt_about_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """What speaks against a count of examples, seen from the inputs."""
+    """What in the inputs speaks against a count of examples."""
     first = next((t for t in tensors_in((args, kwargs)) if t.dim() > 0), None)
     if first is None or not _is_integer(first) or first[0].numel() < 2:
         return None
@@ -99,11 +99,10 @@ def doubt_about_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | N
 
 
 def doubt_about_loss(gradient: Tensor, counted: int) -> str | None:
-    """What speaks against a count, seen from the gradient of the loss with respect to the output.
+    """What in the gradient of the loss with respect to the output speaks against a count.
 
-    Cross entropy is known by its gradient, which adds up to zero over the classes, or is there for
-    one class alone, or not at all where the label says so. A loss with any other gradient is taken
-    for a mean over all numbers.
+    The gradient of cross entropy sums to zero over the classes, or is nonzero for one class only,
+    or is zero where the label is ignored. Any other loss is taken for a mean over all numbers.
     """
     g = gradient.detach().float()
     axes = (1, g.dim() - 1) if g.dim() > 1 else ()
@@ -122,7 +121,7 @@ def doubt_about_loss(gradient: Tensor, counted: int) -> str | None:
 def _is_cross_entropy(g: Tensor, axis: int) -> bool:
     sums, sizes = g.sum(axis).abs(), g.abs().sum(axis)
     single = bool(((g != 0).sum(axis) <= 1).all()) and g.shape[axis] > 1
-    # Half precision leaves some hundredths of the sum.
+    # In half precision the sum is off by some hundredths.
     return single or bool((sums <= 0.02 * sizes).all())
 
 
@@ -137,7 +136,7 @@ def shifts_labels(model: nn.Module) -> bool:
 
 
 def _inside(model: nn.Module) -> list[Any]:
-    """A model, and what it wraps: compiled or data-parallel ones."""
+    """A model and the models that it wraps (compiled, data-parallel), outermost first."""
     seen: list[Any] = [model]
     while len(seen) < 8:
         inner = getattr(seen[-1], "_orig_mod", getattr(seen[-1], "module", None))
@@ -148,7 +147,7 @@ def _inside(model: nn.Module) -> list[Any]:
 
 
 def _positional_names(model: nn.Module) -> list[str]:
-    """What the positional arguments of a model are called; nothing if that is not known."""
+    """The names of a model's positional arguments; empty if they are not known."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = signature(model.forward).parameters.values()
@@ -158,7 +157,7 @@ def _positional_names(model: nn.Module) -> list[str]:
 
 
 def _named(name: str, tree: Any) -> Iterator[Tensor]:
-    """Tensors with a name in dicts and dataclasses, the outer ones first."""
+    """Tensors with a name in nested dicts and dataclasses, outer ones first."""
     inside = _inside_of(tree)
     yield from (value for key, value in inside if key == name and isinstance(value, Tensor))
     for _, value in inside:
@@ -166,7 +165,7 @@ def _named(name: str, tree: Any) -> Iterator[Tensor]:
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """Tensors, nested ones included, in order."""
+    """All tensors in a nested structure, in order."""
     if isinstance(tree, Tensor):
         yield tree
     for _, value in _inside_of(tree):
@@ -174,7 +173,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def _inside_of(tree: Any) -> list[tuple[Any, Any]]:
-    """What arguments are made of, with names or numbers."""
+    """The members of a container, with their names or numbers."""
     if isinstance(tree, Mapping):
         return list(tree.items())
     if isinstance(tree, (tuple, list)):

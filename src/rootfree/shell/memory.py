@@ -1,4 +1,4 @@
-"""Making what is remembered of a group between steps: when it is new, or not as it was."""
+"""Makes the memory of a group: when the group is new, or has changed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from rootfree.placement.flattened import check_shapes_are_kept
+from rootfree.placement.flattened import flattened
 from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint import bring_state
 from rootfree.shell.gradients import form_of, places_of
-from rootfree.shell.settling import settle
 from rootfree.shell.work import Group, GroupMemory
 
 if TYPE_CHECKING:
@@ -19,21 +18,30 @@ if TYPE_CHECKING:
 
 
 def check_shapes(optimizer: RootFreeOptimizer) -> None:
-    """Refuse parameters that FSDP1 has flattened, where that makes another step of it."""
-    check_shapes_are_kept(
-        optimizer.param_groups,
-        method=type(optimizer).__name__,
-        matrices=optimizer._has_companions,
-        nonfinite=optimizer._watch.mode,
-    )
+    """Refuse parameters that FSDP1 has flattened, where a step would not be that of one process."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    lost, mode = flattened(params), optimizer._watch.mode
+    done = f"FullyShardedDataParallel (FSDP1) flattened {len(lost)} of {len(params)} parameters"
+    if lost and optimizer._has_companions:  # a matrix method
+        raise ValueError(
+            f"params must have the shapes of their layers for {type(optimizer).__name__}, but "
+            f"{done} to vectors: no matrix is left to precondition. Use "
+            "torch.distributed.fsdp.fully_shard (FSDP2), or a diagonal method"
+        )
+    if lost and mode != "propagate":
+        raise ValueError(
+            f"nonfinite must be 'propagate', got {mode!r}: {done}, and a rank sees only its own "
+            "part of their gradient, so that some ranks would step and others not. Use "
+            "torch.distributed.fsdp.fully_shard (FSDP2) to have such steps left out"
+        )
 
 
 def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
-    """Complete a group's state, have it laid out, and remember that.  Changes the optimizer."""
-    settle(optimizer, group)  # parameters may be new
+    """Complete and lay out a group's state, and remember it.  Changes the optimizer."""
+    optimizer._placing.settle(optimizer, group)  # some parameters may be new
     check_shapes(optimizer)
     params, state = list(group["params"]), optimizer.state
-    # Frameworks replace parameters by their shards: what is in no group has no state.
+    # Frameworks replace parameters by their shards. State of what is in no group goes.
     known = {p for each in optimizer.param_groups for p in each["params"]}
     for p in [p for p in state if isinstance(p, Tensor) and p not in known]:
         del state[p]
@@ -45,7 +53,7 @@ def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     places = places_of(params, sharded=sharded)
     memory = GroupMemory(group, form_of(group), params, places, rows, sharded)
     method._lay_out(memory)
-    # At least two keys, or a getter would give no tuple.
+    # With at least two keys: itemgetter returns no tuple for one.
     memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]
     memory.tensors = [tensor for get, row in memory.held for tensor in get(row)]
     positions = {p: i for i, p in enumerate(state)}
@@ -53,6 +61,6 @@ def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     memory.entries = itemgetter(*where, *(where or [0])[:1])
     alive = {id(group) for group in optimizer.param_groups}
     kept = {key: known for key, known in optimizer._memories.items() if key in alive}
-    # A new dict, not an entry: the class attribute is the empty start of all optimizers.
+    # A new dict: the class attribute, shared by all optimizers, must stay empty.
     optimizer._memories = {**kept, id(group): memory}
     return memory

@@ -1,4 +1,4 @@
-"""What the shell asks of a method: of an optimizer, or of AdamW beside it."""
+"""The interface of a method: an optimizer, or the AdamW of its companion groups."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rootfree.shell.work import Group, GroupMemory, Work
 
 
 class Method(ABC):
-    """How the parameters of a group are updated, and what there is to say about that."""
+    """Updates the parameters of a group, and describes their preconditioners."""
 
     #: option name -> check; the keys are exactly the hyper-parameters of the method
     options: ClassVar[Mapping[str, Check]] = {}
 
     def _checked_options(self, group: Group) -> dict[str, Any]:
-        """The options of a group as they are stored, or an error."""
+        """The checked options of a group, as they are stored."""
         return {name: check(name, group[name]) for name, check in self.options.items()}
 
     @abstractmethod
@@ -32,24 +32,24 @@ class Method(ABC):
         """Update parameters of one device and dtype, given their gradients."""
 
     def _send_numbers(self, work: Work) -> None:
-        """Bring the hyper-parameters to where kernels read them."""
-        return  # nothing, unless a method says otherwise
+        """Copy the hyper-parameters to where kernels read them, if there are kernels."""
+        return
 
     def _reads_numbers(self, work: Work) -> bool:
-        """Whether hyper-parameters are read from the device: a recorded step then follows them."""
+        """Whether kernels read hyper-parameters on the device: recorded steps then follow them."""
         return False
 
     def _lay_out(self, memory: GroupMemory) -> None:
-        """Prepare what is remembered of a group, given its complete state."""
-        return  # nothing, unless a method says otherwise
+        """Prepare the memory of a group, given its complete state."""
+        return
 
     @abstractmethod
     def _describe(self, p: Tensor, group: Group) -> str:
-        """What preconditioner `p` got, for `summary()`."""
+        """The preconditioner of `p` in words, for `summary()`."""
 
     @abstractmethod
     def _factors(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> list[Factor]:
-        """What the preconditioner of `p` is made of, given its state on this rank."""
+        """The factors of the preconditioner of `p`, given its state on this rank."""
 
     @abstractmethod
     def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:

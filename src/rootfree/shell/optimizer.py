@@ -4,9 +4,9 @@ A method adds three things: the options it takes, the state of one parameter, an
 list of parameters. Everything a training loop touches (schedulers, scalers, hooks, checkpoints)
 lives here, once.
 
-State is made when parameters are added, not at the first step, and is flat: `state[p]` maps strings
-to tensors, groups hold plain values. That is what lets `torch.load` with its safe default,
-distributed checkpoints and sharded training take it as it is.
+State is created when parameters are added, not at the first step, and is flat: `state[p]` maps
+strings to tensors, and groups hold plain values. So `torch.load` with its safe default, distributed
+checkpoints and sharded training work without conversion.
 """
 
 from __future__ import annotations
@@ -23,24 +23,20 @@ from torch.optim.optimizer import ParamsT
 from rootfree.curvature import CurvatureSource
 from rootfree.kernels.plan import kernel_devices
 from rootfree.layout.joint import JointPairs
-from rootfree.layout.tiles import Tile
-from rootfree.placement.homes import Home
 from rootfree.placement.owners import Cut
-from rootfree.placement.ranks import Ranks
-from rootfree.placement.sharded import Sharded, checked_placement, claimed_placement
+from rootfree.placement.sharded import Sharded, check_placement, claimed_placement
 from rootfree.rules.momentum import Tail
 from rootfree.shell import batch_size_option
-from rootfree.shell.agreement import Agreement
 from rootfree.shell.checkpoint import load_checkpoint, with_named_dtypes
 from rootfree.shell.companion import AdamW
 from rootfree.shell.diagnostics import Diagnostics
 from rootfree.shell.gradients import Watch, advance_clocks, find_work, memory_of
 from rootfree.shell.groups import checked_group
-from rootfree.shell.inspection import measured_parameters, update_rms
+from rootfree.shell.inspection import last_update_rms, measured_parameters
 from rootfree.shell.memory import check_shapes, remember
 from rootfree.shell.method import Method
 from rootfree.shell.options import check_switches
-from rootfree.shell.settling import settle, uncompiled
+from rootfree.shell.placing import Placing
 from rootfree.shell.summary import table_of
 from rootfree.shell.work import Group, GroupMemory, Work
 from rootfree.shell.wrappers import Wrappers
@@ -55,34 +51,34 @@ class RootFreeOptimizer(Optimizer, Method):
     #: whether groups may be left to AdamW with `companion="adamw"`
     _has_companions: ClassVar[bool] = False
 
-    #: how many elements are updated at once on a CPU, so that they stay in its cache between the
-    #: passes over them (twice as fast as all at once on a ViT-B); None: all
+    #: how many elements are updated at once on a CPU, so that they stay in the cache between
+    #: passes (twice as fast as all at once on a ViT-B); None: all
     _elements_at_once: ClassVar[int | None] = 2**20
 
-    #: set by `rootfree.track_batch_size`: asked for B after the closure, told when B starts anew
+    #: set by `rootfree.track_batch_size`: gives B after the closure, is reset by `zero_grad`
     _batch_counter: Any = None
 
-    #: what calls `step` and has this optimizer inside; None: nobody has looked yet
+    #: wrappers that call `step` of this optimizer; None: not looked for yet
     _wrappers: Wrappers | None = None
 
     #: what is remembered between steps, by id of the group; copies start without
     _memories: Mapping[int, GroupMemory] = {}
 
-    _fused: bool | None = None  #: whether kernels were asked for
+    _fused: bool | None = None  #: the argument `fused`
     _capturable = False  #: whether lr is kept as a tensor on the device
     _curvature: CurvatureSource | None = None  #: where H comes from; None: it is B·ggᵀ
     _pairs = JointPairs()  #: weights and biases that the curvature treats as one matrix
-    _placement: Sharded | None = None  #: as it was given, in methods that have it
-    _agreed: Agreement | None = None  #: what is known of other ranks; copies start without
+    _placement: Sharded | None = None  #: the argument `placement`, in methods that have it
 
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
         if isinstance(params, Iterator):
             params = list(params)
         self._placement = claimed_placement(given)
-        with self._agreement.telling(params):
-            checked_placement(given)
-            kernel_devices(given["fused"])  # what is no value of it is refused
+        self._placing = Placing(self._placement)
+        with self._placing.agreement.telling(params):
+            check_placement(given)
+            kernel_devices(given["fused"])  # refuses an invalid value
             check_switches(given)
             self._fused, self._capturable = given["fused"], given["capturable"]
             self._watch = Watch(given["nonfinite"], fused=given["fused"])
@@ -96,56 +92,38 @@ class RootFreeOptimizer(Optimizer, Method):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # The machine that we are on now may have no kernels to insist on.
+        # This machine may have no kernels to insist on.
         self._fused = False if state.get("_fused") is False else None
-        mode = self.__dict__.pop("nonfinite", "skip")
-        self._watch = Watch(mode, fused=self._fused)  # counts anew
+        self._placing = Placing(self._placement)  # ranks find each other anew
+        self._watch = Watch(self.__dict__.pop("nonfinite", "skip"), fused=self._fused)
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
-        for group in self.param_groups:  # pickled before there were these options
+        for group in self.param_groups:  # pickled before these options existed
             options = self._of(group).options
             group.update(dict.fromkeys({*_SWITCHES, "maximize"} & {*options} - {*group}, False))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.
         kept = {} if self._curvature is None else {"_curvature": self._curvature}
-        asked = {"_fused": self._fused, "_capturable": self._capturable}
+        asked = {name: getattr(self, name) for name in ("_fused", "_capturable", "_placement")}
         return {**super().__getstate__(), **asked, **kept, "nonfinite": self._watch.mode}
 
     def _of(self, group: Group) -> Method:
         """What updates the parameters of a group: this method, or its companion."""
         return self if group.get("companion") is None else AdamW(fused=self._fused is not False)
 
-    @property
-    def _agreement(self) -> Agreement:
-        self._agreed = self._agreed or Agreement(self._placement)
-        return self._agreed
-
     def _cuts(self, params: Sequence[Tensor], group: Group) -> list[Cut] | None:
-        """How ranks would share the blocks of these; None: each updates the elements it has."""
-        return None  # unless a method says otherwise
-
-    def _place(self, params: Sequence[Tensor], cuts: Sequence[Cut], ranks: Ranks) -> None:
-        """Decide which of these ranks has what of the state; all of them must ask."""
-        return  # nothing, unless a method says otherwise
-
-    @property
-    def _homes(self) -> Mapping[Tensor, Home]:
-        """The parameters whose blocks ranks share, with who has what of their state."""
-        return {}  # unless a method says otherwise
-
-    def _blocks_here(self, p: Tensor) -> Sequence[Tile] | None:
-        """The blocks of `p` that this rank owns; None: ranks do not share them."""
-        return None  # nobody does, unless a method says otherwise
+        """How parameters are cut into blocks that ranks may share; None: there are no blocks."""
+        return None
 
     @_disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with their own options; a bad group changes nothing."""
         if isinstance(param_group, dict) and isinstance(param_group.get("params"), Iterator):
             param_group = {**param_group, "params": list(param_group["params"])}
-        with self._agreement.telling(param_group):
+        with self._placing.agreement.telling(param_group):
             group = checked_group(self, param_group)
-            settle(self, group)
+            self._placing.settle(self, group)
         super().add_param_group(group)
         method = self._of(group)
         for name in {*self.options} - {*method.options}:  # torch filled them in
@@ -164,7 +142,7 @@ class RootFreeOptimizer(Optimizer, Method):
         return checked
 
     def _terms(self, group: Group) -> Any:
-        """B; 1 where it is not asked for."""
+        """B; 1 in methods and groups without it."""
         return group.get("batch_size", 1)
 
     @property
@@ -180,31 +158,25 @@ class RootFreeOptimizer(Optimizer, Method):
     def step(self, closure: Any = None) -> Any:
         """One update of every parameter that has a gradient.
 
-        All gradients, and a curvature that is given, are looked at before the first parameter is
-        changed, so that an error leaves parameters and state as they were.
+        All gradients, and a given curvature, are checked before the first parameter changes. An
+        error leaves parameters and state as they were.
         """
-        if torch.compiler.is_compiling() and self._agreed is not None and self._agreed.is_shared:
-            return uncompiled(self.step, closure)
+        if torch.compiler.is_compiling() and self._placing.agreement.is_shared:
+            return self._plain_step(closure)  # ranks first compare what they do, on the host
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work = find_work(self)
-        refreshed = [w for w in work if w.refresh] if self._curvature is not None else []
-        if self._curvature is not None:
-            self._curvature.check([p for w in refreshed for p in w.params])
+        work, curvature = find_work(self), self._curvature
+        if curvature is not None:
+            curvature.check([p for w in work if w.refresh for p in w.params])
         if self._batch_counter is not None:
             batch_size_option.count(self)
         elif self._wrappers != () and not torch.compiler.is_compiling():
             batch_size_option.ask_wrappers(self)
         if any(self._terms(w.group) is None for w in work):
             raise RuntimeError(batch_size_option.MISSING)
-        if self._curvature is not None:
-            for w in refreshed:
-                w.matrices = w.matrices or self._curvature.matrices_of(w.params)
-            asked = ((*each, self._terms(w.group)) for w in refreshed for each in w.matrices)
-            self._curvature.ask(asked, self._blocks_here)
-        given = [] if self._curvature is None else self._curvature.largest
+        given = [] if curvature is None else self._asked(curvature, work)
         acts = self._watch.look(work, self.param_groups, given)
         for w in work:
             if acts:
@@ -212,25 +184,40 @@ class RootFreeOptimizer(Optimizer, Method):
             w.gs = []
         if acts:
             advance_clocks(self, work)
-        if self._curvature is not None:
-            self._curvature.done()
+        if curvature is not None:
+            curvature.done()
         return loss
 
+    def _asked(self, curvature: CurvatureSource, work: list[Work]) -> list[Any]:
+        """Ask for H where preconditioners are refreshed; returns its largest numbers to check."""
+        refreshed = [w for w in work if w.refresh]
+        for w in refreshed:
+            w.matrices = w.matrices or curvature.matrices_of(w.params)
+        asked = ((*each, self._terms(w.group)) for w in refreshed for each in w.matrices)
+        curvature.ask(asked, self._placing.blocks_here)
+        return curvature.largest
+
+    @_disable_dynamo
+    def _plain_step(self, closure: Any = None) -> Any:
+        """The step outside of compiled graphs."""
+        return RootFreeOptimizer.step(self, closure)
+
     def _act(self, work: Work) -> None:
-        """Update what the work names, down the gradients or up."""
+        """Update the work's parameters; `maximize` turns the sign of the gradients."""
         if work.group["maximize"]:
             work.gs = list(torch._foreach_neg(work.gs))
         self._of(work.group)._update(work)
 
     @property
     def skipped_steps(self) -> int:
-        """How many steps were left out since the optimizer was made; reading waits for the device.
+        """How many steps were skipped since the optimizer was made; reading waits for the device.
 
-        A gradient scaler that leaves out a step does so without this optimizer.
+        Steps that a gradient scaler skips are not counted: they never reach the optimizer.
         """
         return self._watch.skipped
 
-    _remember = _disable_dynamo(remember)  #: makes what is known of a group anew
+    _remember = _disable_dynamo(remember)  # in memory.py
+    _update_rms = last_update_rms  # in inspection.py
 
     def _tail(self, group: Group) -> Tail:
         """The tail of the heavy-ball methods."""
@@ -238,15 +225,18 @@ class RootFreeOptimizer(Optimizer, Method):
 
     def _why_not_recordable(self) -> str | None:
         """Why a step cannot be recorded in a CUDA graph; None: it can."""
-        return None
+        return "its ranks exchange blocks" if self._placing.homes else None
 
     def release(self) -> None:
         """Drop recorded CUDA graphs, as before a process group ends; they are recorded anew."""
-        return  # there are none, unless a method says otherwise
+        for memory in self._memories.values():
+            for work in (work for _, works in memory.patterns for work in works):
+                for _, stack in work.stacks or []:
+                    stack.release()
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients (and, where the batch size is counted, what was counted)."""
+        """Clear the gradients, and the count of the batch size where it is tracked."""
         super().zero_grad(set_to_none)
         if self._batch_counter is not None:
             self._batch_counter.reset()
@@ -279,9 +269,10 @@ class RootFreeOptimizer(Optimizer, Method):
     def summary(self) -> str:
         """A table: parameter, shape, role (if groups say it), preconditioner, bytes of state.
 
-        Where ranks have parts of the state, "bytes here" is what this one has of it.
+        Where ranks have parts of the state, "bytes here" is what this one has of it. Where they
+        share blocks, a line says what is exchanged.
         """
-        return table_of(self)
+        return "\n".join([table_of(self), *self._placing.report()])
 
     @torch.no_grad()
     def diagnostics(self, *, conditions: bool = True) -> Diagnostics:
@@ -298,18 +289,12 @@ class RootFreeOptimizer(Optimizer, Method):
         found = measured_parameters(self, conditions=conditions)
         return Diagnostics(found, self._watch.counts())
 
-    def _update_rms(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
-        tail, m, u = self._tail(group), row.get("momentum"), None
-        if p.grad is not None and (m is None or tail.nesterov):
-            u = self._direction_of(p, group, row)
-        return update_rms(tail, p, m, u)
-
     def _direction_of(self, p: Tensor, group: Group, row: Mapping[str, Tensor]) -> Tensor | None:
-        """The preconditioned gradient of `p`, before any limit; None: it is not at hand."""
+        """The preconditioned gradient of `p`, before any limit; None: not available."""
         return None
 
 
 def states(work: Work, key: str, where: list[int] | None = None) -> list[Tensor]:
-    """One entry of the state of each parameter (or of some); empty where they have none."""
+    """One entry of the state of each parameter (or of some); empty if they lack it."""
     rows = work.rows if where is None else [work.rows[i] for i in where]
     return [row[key] for row in rows] if key in rows[0] else []

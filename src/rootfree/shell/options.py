@@ -1,4 +1,4 @@
-"""Which hyper-parameters the methods take: one word, one meaning, one check, for all of them."""
+"""The hyper-parameters of the methods: one word, one meaning, one check for all of them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ OF_SOME_METHOD = {
 
 
 def check_switches(given: Mapping[str, Any]) -> None:
-    """Refuse values of torch's switches that ask for what no method here has."""
+    """Refuse values of torch's switches that no method here supports."""
     fused, foreach, differentiable = (given[k] for k in ("fused", "foreach", "differentiable"))
     if foreach not in (None, True):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Parameter groups from a model: what its modules say about their parameters."""
+"""Parameter groups from a model, by the modules that own the parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rootfree.shell.companion import companion_name
 Options = Mapping[str, Any]
 Overrides = Mapping[Any, Options]  # names, or types of modules
 
-# The step size of torch.optim.AdamW: that of a matrix method says nothing about AdamW's.
+# The step size of torch.optim.AdamW: that of a matrix method does not carry over.
 _COMPANION_LR = 1e-3
 # The default of the matrix methods.
 _BLOCK_SIZE = 1024
@@ -134,7 +134,7 @@ def _of_matrices(role: str, p: Tensor, lr: float | Tensor | None) -> dict[str, A
 
 
 def _packed_block_size(d: int) -> int | None:
-    """The largest size of blocks that cuts (3d, d) at the multiples of d; None: there is none.
+    """The largest block size that cuts (3d, d) at the multiples of d; None: there is none.
 
     >>> _packed_block_size(768), _packed_block_size(1280), _packed_block_size(1023)
     (768, 640, None)
@@ -146,7 +146,7 @@ def _packed_block_size(d: int) -> int | None:
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The trainable parameters with their names, if there are any and all are whole."""
+    """The trainable parameters with their names; an error if there are none, or lazy ones."""
     named = list(model.named_parameters())
     if not named:
         raise ValueError(f"model must have parameters, but this {type(model).__name__} has none")
@@ -165,7 +165,7 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _chosen(model: nn.Module, overrides: Overrides) -> dict[Tensor, dict[str, Any]]:
-    """The options that overrides give each parameter; the more specific ones win."""
+    """The options that overrides give each parameter; more specific ones win."""
     if not isinstance(overrides, Mapping):
         raise TypeError(f"overrides must be a mapping, got {type(overrides).__name__}")
     chosen: dict[Tensor, dict[str, Any]] = {}

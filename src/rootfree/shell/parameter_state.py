@@ -1,4 +1,4 @@
-"""In which precision things are computed, and state that is kept in fewer bits."""
+"""The dtypes of computations and products, and state in bfloat16."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from rootfree.shell.work import Group
 from rootfree.structures import Diagonal, Structure
 
-# The distance of the counters of neighbouring rows.
+# The distance between counters of neighbouring rows.
 _APART = 65537
 
 
@@ -34,7 +34,7 @@ def product_dtype(p: Tensor, structures: Sequence[Structure], group: Group) -> t
 
 
 def in_working_dtype(ps: list[Tensor], gs: list[Tensor]) -> list[Tensor]:
-    """The gradients in the dtype of the computation; themselves where they have it already."""
+    """The gradients in the dtype of the computation, without copies if they have it."""
     dtype = working_dtype(ps[0])
     return gs if gs[0].dtype == dtype else [g.to(dtype) for g in gs]
 
@@ -44,8 +44,8 @@ def parameter_state(
 ) -> dict[str, Tensor]:
     """State tensors laid out like `p`, each filled with a number, in the group's `state_dtype`.
 
-    In bfloat16 there is also the counter that makes stochastic rounding repeatable; it starts at
-    another value for every parameter (`salt`), so that no two share their noise.
+    In bfloat16 there is also the counter that makes stochastic rounding repeatable. It starts at a
+    different value for every parameter (`salt`), so that no two have the same noise.
     """
     dtype = group["state_dtype"] or working_dtype(p)
     state = {
@@ -58,7 +58,7 @@ def parameter_state(
 
 
 def renumber_(counters: Tensor, rows: list[int]) -> None:
-    """Give counters that were made for the rows 0, 1, ... those of other rows.  Changes them."""
+    """Turn counters of the rows 0, 1, ... into those of other rows.  Changes them."""
     shift = torch.tensor(rows, dtype=torch.int32) - torch.arange(len(rows), dtype=torch.int32)
     counters += shift.to(counters.device) * _APART
 

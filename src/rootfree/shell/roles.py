@@ -98,7 +98,7 @@ def _is_embedding(owner: Owner) -> bool:
 
 
 def _is_layer(owner: Owner) -> bool:
-    """One of torch's, or of another package whose weight is called as in torch's."""
+    """Whether it is a layer of torch, or of another package with the same name for its weight."""
     if isinstance(owner.module, _NORMS) or _is_embedding(owner):
         return False
     weights = [p for key, p in owner.params.items() if key.partition(".")[0] == "weight"]
@@ -106,8 +106,7 @@ def _is_layer(owner: Owner) -> bool:
 
 
 def _head(model: nn.Module, layers: list[Owner]) -> set[Tensor]:
-    """The parameters of the last layer, unless that is a part of attention, or of a block that
-    is there several times: such a model ends without a head."""
+    """The parameters of the last layer; none if it belongs to attention or to a repeated block."""
     if not layers or isinstance(layers[-1].module, _INSIDE):
         return set()
     names = layers[-1].path.split(".")

@@ -1,48 +1,40 @@
-"""What ranks that have an optimizer in common say to each other."""
+"""What ranks with common parameters tell each other about an optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rootfree.placement.processes import digest
 from rootfree.placement.ranks import PROBLEM
+from rootfree.shell.work import Group
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
 
-Group = dict[str, Any]
 _PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
 
-#: what is said of a tracker of the batch size
+#: the label of "is there a tracker of the batch size"
 COUNTING = "whether track_batch_size counts"
 
 
-class Said(NamedTuple):
-    """What a rank says before a step."""
-
-    options: list[dict[str, Any]]  # of all groups
-    counting: bool
-    seen: list[Any]  # of the groups that are shared: which gradients are there
-    trouble: str | None
-
-    def labelled(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by what it is."""
-        if self.trouble is not None:
-            return {PROBLEM: self.trouble}
-        found = {
-            f"{name} of parameter group {n}": value
-            for n, group in enumerate(self.options)
-            for name, value in group.items()
-        }
-        return {**found, COUNTING: self.counting}
+def labelled(options: list[Group], counting: bool, trouble: str | None) -> dict[str, Any]:
+    """Labels and values that must be the same on all ranks before a step, or the trouble."""
+    if trouble is not None:
+        return {PROBLEM: trouble}
+    found = {
+        f"{name} of parameter group {n}": value
+        for n, group in enumerate(options)
+        for name, value in group.items()
+    }
+    return {**found, COUNTING: counting}
 
 
 def asked(optimizer: RootFreeOptimizer) -> dict[str, Any]:
-    """What was asked for beside the options of groups, by what it is."""
+    """Arguments of the optimizer that are not options of groups."""
     return {
         "nonfinite": optimizer._watch.mode,
         "fused": optimizer._fused,
@@ -51,9 +43,9 @@ def asked(optimizer: RootFreeOptimizer) -> dict[str, Any]:
 
 
 def plain_options(group: Group) -> dict[str, Any]:
-    """The options of a group that ranks can compare, and hosts look at without waiting.
+    """The options of a group that ranks can compare, without waiting for a device.
 
-    Keys that are not ours may hold anything; what they hold of the plain kinds is compared too.
+    Keys that are not ours may hold anything; their plain values are compared too.
     """
     found = {}
     for name, value in group.items():
@@ -65,15 +57,15 @@ def plain_options(group: Group) -> dict[str, Any]:
 
 
 def description_of(params: Sequence[Tensor]) -> str:
-    """What parameters they are, for ranks that may not know of each other yet."""
+    """A digest of shapes and dtypes, by which ranks recognise the same parameters."""
     return str(digest([(tuple(p.shape), p.dtype) for p in params]))
 
 
-def tensors_in(params: Any) -> list[Tensor]:
-    """The tensors of what an optimizer was given, whether it is right or not."""
+def parameters_in(params: Any) -> list[Tensor]:
+    """The tensors among the parameters given to an optimizer, which may be invalid."""
     if isinstance(params, Tensor):
         return [params]
     if isinstance(params, dict):
-        return tensors_in(params.get("params", ()))
+        return parameters_in(params.get("params", ()))
     found = params if isinstance(params, (list, tuple)) else ()
-    return [tensor for each in found for tensor in tensors_in(each)]
+    return [tensor for each in found for tensor in parameters_in(each)]

@@ -21,8 +21,8 @@ _WARM = 10  # times T
 def warm(T: int) -> Callable[[int], bool]:
     """Every step of the first 10 T, then every T-th.
 
-    Factors start as multiples of I. With few refreshes at first they know little of the curvature
-    for the first hundred steps, and a short training does not catch up.
+    Factors start as multiples of I. With few refreshes at first they contain little of the
+    curvature for the first hundred steps, and a short training does not catch up.
     """
     return lambda step: step < _WARM * T or step % T == 0
 
@@ -57,7 +57,7 @@ def schedule(update_every: int | str) -> Callable[[int], bool]:
 
 @lru_cache(maxsize=64)
 def steps_between(update_every: int | str) -> int:
-    """T, how many steps a refresh stands for; 1 where a schedule has no one number."""
+    """T, how many steps a refresh stands for; 1 if the schedule has no single number."""
     if isinstance(update_every, int):
         return update_every
     name, _, argument = update_every.partition(":")
@@ -65,7 +65,7 @@ def steps_between(update_every: int | str) -> int:
 
 
 def refresh_interval(name: str, value: Any) -> int | str:
-    """Check of the option: a plain value, so that groups stay plain."""
+    """The check of `update_every`: a plain value, so that groups stay plain."""
     if not isinstance(value, str):
         try:
             return positive_integer(name, value)

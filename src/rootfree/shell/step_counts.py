@@ -1,9 +1,9 @@
 """How often parameters were updated, and the clock of their refreshes.
 
-A step with a gradient that is not finite is left out, and does not count. Where the host decides
-about that, one number is both: `state[p]["step"]`. On a GPU the host does not know, and there are
-two. `state[p]["step"]` is on the device and counts updates. The clock is on the host, counts the
-steps that were tried, and says when to refresh. Checkpoints have it where it differs.
+A step with a gradient that is not finite is skipped, and does not count. Where the host decides
+that, `state[p]["step"]` is both numbers. On a GPU the host does not know, and there are two.
+`state[p]["step"]` is on the device and counts updates. The clock is on the host, counts attempted
+steps, and decides when to refresh. Checkpoints contain it where it differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLOCK = "refresh_clock"
 
 
 def first_count(p: Tensor) -> Tensor:
-    """No update of `p` yet; where updates are counted."""
+    """A count of zero updates, on the device that counts those of `p`."""
     where = p.device if _counts_on_device(p.device) else None
     return torch.zeros((), dtype=torch.int64, device=where)
 
@@ -33,7 +33,7 @@ def _counts_on_device(device: torch.device) -> bool:
 
 
 def lay_out_counts(memory: GroupMemory) -> None:
-    """Put the counts of a group into few tensors; state has views of them.  Changes memory."""
+    """Put the counts of a group into one tensor per device; state gets views.  Changes memory."""
     if not memory.params:
         return
     devices = dict.fromkeys(p.device for p in memory.params)
@@ -44,7 +44,7 @@ def lay_out_counts(memory: GroupMemory) -> None:
         return
     steps = [row["step"] for row in memory.rows]
     for device in dict.fromkeys(step.device for step in steps):
-        # As long as the group, so that positions in it are positions here.
+        # As long as the group: positions in the group are positions here.
         here = [step if step.device == device else step.to(device) for step in steps]
         memory.counts[device] = torch.stack(here)
     for i, row in enumerate(memory.rows):
@@ -53,9 +53,9 @@ def lay_out_counts(memory: GroupMemory) -> None:
 
 
 def read_clocks(memory: GroupMemory) -> None:
-    """Set the clock from the state, where it is a number of its own.  Changes memory and state.
+    """Set the clock from the state, where it is a separate number.  Changes memory and state.
 
-    The host waits for the device: after a checkpoint was loaded, or when state is laid out.
+    The host waits for the device, but only after a checkpoint is loaded or state is laid out.
     """
     if not memory.counts:
         return
@@ -68,11 +68,11 @@ def read_clocks(memory: GroupMemory) -> None:
 
 
 def count_(memory: GroupMemory, work: Work) -> None:
-    """Count an update on the device, unless the step is left out.  Changes memory.counts."""
-    if isinstance(memory.steps, FakeTensor):  # to estimate memory
+    """Count an update on the device, unless the step is skipped.  Changes memory.counts."""
+    if isinstance(memory.steps, FakeTensor):  # estimates memory
         return
     counts = memory.counts[memory.rows[work.where[0]]["step"].device]
-    if work.ones is None:  # one for every parameter that has a gradient
+    if work.ones is None:  # 1 for every parameter that has a gradient, else 0
         ones = [0] * len(counts)
         for i in work.where:
             ones[i] = 1
@@ -86,12 +86,12 @@ def count_(memory: GroupMemory, work: Work) -> None:
 def with_clocks(
     memories: Iterable[GroupMemory], rows: Mapping[Tensor, dict[str, Any]]
 ) -> dict[Tensor, dict[str, Any]]:
-    """Rows of state, by parameter, with the clock where it is not the count; the host waits."""
+    """Rows of state, by parameter, with the clock where it differs from the count; waits."""
     found = dict(rows)
     for memory in memories:
         known = {device: counts.cpu() for device, counts in memory.counts.items()}
         for i, (p, row) in enumerate(zip(memory.params, memory.rows, strict=True)):
-            # What was put there since is not what the memory is of.
+            # A row that was replaced since is not the one in memory.
             if known and p in rows and rows[p].get("step") is row["step"]:
                 clock = cast("Tensor", memory.steps)[i]
                 if known[row["step"].device][i] != clock:

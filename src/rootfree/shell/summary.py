@@ -1,4 +1,4 @@
-"""What every parameter got and what it costs, as text."""
+"""The preconditioner and the state size of every parameter, as text."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ def named_groups(
 
 
 def table_of(optimizer: RootFreeOptimizer) -> str:
-    """A line for each parameter, and their total; where ranks have parts of the state, with the
-    bytes that are here."""
+    """A line for each parameter, and a total; with local bytes where ranks divide the state."""
     head = ("parameter", "shape", "role", "preconditioner", "bytes here", "state bytes")
     rows: list[tuple[str, ...]] = [head]
     total = elements = total_here = 0
     for group, names in named_groups(optimizer.param_groups):
         for name, p in zip(names, group["params"], strict=True):
-            home, row = optimizer._homes.get(p), optimizer.state[p]
+            home, row = optimizer._placing.homes.get(p), optimizer.state[p]
             whole = bytes_of(row.values()) if home is None else whole_bytes(p, home, joined(row))
             here = bytes_of(map(local, row.values()))
             shape = "x".join(map(str, p.shape)) or "scalar"
@@ -52,7 +51,7 @@ def table_of(optimizer: RootFreeOptimizer) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, texts: int) -> str:
-    """Rows as lines; the first `texts` columns begin together, the others end together."""
+    """Rows as lines; the first `texts` columns are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(

@@ -1,4 +1,4 @@
-"""Wrapped optimizers: a batch size that was set on the wrapper alone is not lost in silence."""
+"""Wrapped optimizers: a batch size that was set on the wrapper alone causes a warning."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from torch._compile import _disable_dynamo
 
-# Callers of a step that are looked at: wrappers inside wrappers, with their decorators.
+# How many callers of a step are inspected: wrappers inside wrappers, with their decorators.
 _FRAMES = 24
 
 Wrappers = tuple[Callable[[], Any], ...]
 
 
 def _values(wrapper: Any) -> list[Any]:
-    """What an object has of its own, in its `__dict__` and in slots."""
+    """The attributes of an object, in its `__dict__` and in slots."""
     members = [each for kind in type(wrapper).__mro__ for each in vars(kind).items()]
     slots = [name for name, member in members if isinstance(member, MemberDescriptorType)]
     own = [getattr(wrapper, name, None) for name in slots]
@@ -26,14 +26,14 @@ def _values(wrapper: Any) -> list[Any]:
 
 
 def _told(wrapper: Any) -> Any:
-    """The batch size that an object has of its own; in every step, so it looks at nothing else."""
+    """The batch size that was set on an object; called at every step, so it stays cheap."""
     is_slot = isinstance(getattr(type(wrapper), "batch_size", None), MemberDescriptorType)
     own = getattr(wrapper, "__dict__", {})
     return getattr(wrapper, "batch_size", None) if is_slot else own.get("batch_size")
 
 
 def _reference(wrapper: Any) -> Callable[[], Any]:
-    """A way to find a wrapper, if it is still there; slots may have no place for a weak one."""
+    """A weak reference to a wrapper; a strong one if its slots do not allow weak ones."""
     try:
         return weakref.ref(wrapper)
     except TypeError:
@@ -46,24 +46,25 @@ def wrappers_around(optimizer: Any) -> Wrappers:
     held, found = [optimizer], []
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES):
-        # Functions that return soon: to look at the locals of a training loop keeps them alive.
-        steps = frame is not None and frame.f_code.co_name.endswith("step")
-        first = frame.f_code.co_varnames[:1] if frame is not None and steps else ()
-        caller = frame.f_locals.get(*first) if frame is not None and first else None
+        if frame is None:
+            break
+        # Only functions that return soon: reading the locals of a training loop keeps them alive.
+        first = frame.f_code.co_varnames[:1] if frame.f_code.co_name.endswith("step") else ()
+        caller = frame.f_locals.get(*first) if first else None
         if caller is not None and all(caller is not each for each in held):
             holds = any(value is each for value in _values(caller) for each in held)
             if holds and hasattr(caller, "param_groups") and hasattr(caller, "step"):
                 held.append(caller)
                 found.append(_reference(caller))
-        frame = None if frame is None else frame.f_back
+        frame = frame.f_back
     return tuple(found)
 
 
 @_disable_dynamo
 def still_untold(wrappers: Wrappers, ours: Iterable[Any]) -> Wrappers:
-    """Warn if a wrapper has a batch size of its own that is not ours; returns those that have none.
+    """Warn once if a wrapper has a batch size that differs from ours; returns wrappers to watch.
 
-    `ours`: the values in the groups. Nobody is warned twice.
+    `ours`: the values in the groups.
     """
     values: Sequence[Any] = list(ours)
     for wrapper in filter(None, (each() for each in wrappers)):
