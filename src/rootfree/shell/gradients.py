@@ -34,7 +34,9 @@ _mode = OneOf(("skip", "raise", "propagate"))
 # Damping and γ decide what the full-matrix methods keep, and how precisely.
 _ZERO = ("momentum", "riemannian_momentum", "damping", "gamma")
 _FACTORS = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm")
-_FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate_by_rank")
+_FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate_by_rank", "form")
+# What schedules make of these is theirs, as in torch: below zero they turn a step, no more.
+_FREE = ("lr", "weight_decay")
 
 
 def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
@@ -79,6 +81,10 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
 def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     """What is known of a group: made anew when anything that it depends on is not as it was."""
     memory, params = optimizer._memories.get(id(group)), group["params"]
+    if memory is not None and memory.group is group:
+        options = memory.options
+        if not all(map(is_, map(group.get, options), options.values())):
+            memory.options = checked_values(optimizer, group)
     if (
         memory is not None
         and memory.group is group
@@ -90,6 +96,22 @@ def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     ):
         return memory
     return optimizer._remember(group)
+
+
+def checked_values(optimizer: RootFreeOptimizer, group: Group) -> Group:
+    """The options of a group, found to be allowed: users and schedulers set them at any time."""
+    method = optimizer._of(group)
+    if ("damping" if method is optimizer else "betas") not in group:
+        raise ValueError(
+            "companion must stay what it was when the group was added, got "
+            f"{group.get('companion')!r}: the group has not the options of "
+            f"{type(method).__name__}. Make a new optimizer"
+        )
+    values = {name: group[name] for name in method.options if name in group and name not in _FREE}
+    if len(values) + len(_FREE) == len(method.options):  # else it was pickled by an older version
+        # Which blocks the parameters are cut into is asked when these, or their form, change.
+        method._checked_options({**values, **dict.fromkeys(_FREE, 0.0), "params": []})
+    return values
 
 
 def form_of(group: Group) -> list[Any]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from rootfree.placement.flattened import check_shapes_are_kept
 from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint import bring_state
-from rootfree.shell.gradients import form_of, places_of
+from rootfree.shell.gradients import checked_values, form_of, places_of
+from rootfree.shell.groups import check_parameters
 from rootfree.shell.settling import settle
 from rootfree.shell.work import Group, GroupMemory
 
@@ -30,20 +31,24 @@ def check_shapes(optimizer: RootFreeOptimizer) -> None:
 
 def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     """Complete a group's state, have it laid out, and remember that.  Changes the optimizer."""
+    everything = [p for each in optimizer.param_groups for p in each["params"]]
+    check_parameters(everything, set())
+    method, options = optimizer._of(group), checked_values(optimizer, group)
     settle(optimizer, group)  # parameters may be new
     check_shapes(optimizer)
     params, state = list(group["params"]), optimizer.state
+    _fit_names_(group, optimizer._memories.get(id(group)))
     # Frameworks replace parameters by their shards: what is in no group has no state.
-    known = {p for each in optimizer.param_groups for p in each["params"]}
+    known = set(everything)
     for p in [p for p in state if isinstance(p, Tensor) and p not in known]:
         del state[p]
     for p in params:
         state[p] = bring_state(optimizer, p, group)
     rows = [state[p] for p in params]
-    method = optimizer._of(group)
     sharded = any(map(is_sharded, params))
     places = places_of(params, sharded=sharded)
     memory = GroupMemory(group, form_of(group), params, places, rows, sharded)
+    memory.options, memory.names = options, list(group.get("param_names", ()))
     method._lay_out(memory)
     # At least two keys, or a getter would give no tuple.
     memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]
@@ -56,3 +61,14 @@ def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     # A new dict, not an entry: the class attribute is the empty start of all optimizers.
     optimizer._memories = {**kept, id(group): memory}
     return memory
+
+
+def _fit_names_(group: Group, former: GroupMemory | None) -> None:
+    """Give parameters that were added or removed without their names as many names as there are.
+
+    Parameters that were there before keep theirs. Checkpoints, too, need one for each.
+    """
+    names, params = group.get("param_names"), group["params"]
+    if names is not None and len(names) != len(params):
+        known = {} if former is None else dict(zip(former.params, former.names, strict=False))
+        group["param_names"] = [known.get(p, f"unnamed {i}") for i, p in enumerate(params)]

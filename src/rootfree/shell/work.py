@@ -75,6 +75,8 @@ class GroupMemory:
     places: list[Any]  # device, dtype and shape of each, as `places_of` has them
     rows: list[dict[str, Tensor]]  # state[p] of each
     sharded: bool = False  # whether any is
+    names: list[str] = field(default_factory=list)  # of each; empty: they have none
+    options: Group = field(default_factory=dict)  # those that were found to be allowed
     held: list[tuple[Callable[..., Tensors], dict[str, Tensor]]] = field(default_factory=list)
     tensors: Tensors = field(default_factory=list)  # all of theirs, as `held` gets them
     entries: Callable[[Any], Sequence[Any]] = tuple  # those of the params among all of the state
