@@ -406,3 +406,19 @@ def test_diagonal_methods_have_no_companion(method):
     with pytest.raises(ValueError, match=rf"^companion must be None in {method.__name__}, got 'ad"):
         method([left_to_adamw(parameters())], batch_size=2)
     method([{"params": parameters(), "companion": None}], batch_size=2)
+
+
+@pytest.mark.parametrize(("group", "companion"), [(0, "adamw"), (1, None)])
+def test_the_companion_of_a_group_must_stay(group, companion):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    optimizer = rootfree.IFWhitening(rootfree.parameter_groups(model))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = {p: (p.detach().clone(), dict(state)) for p, state in optimizer.state.items()}
+    optimizer.param_groups[group]["companion"] = companion
+    with pytest.raises(ValueError, match=f"companion must stay .* got {companion!r}"):
+        optimizer.step()
+    for p, (value, state) in before.items():
+        assert torch.equal(p, value)
+        assert all(optimizer.state[p][key] is tensor for key, tensor in state.items())

@@ -204,3 +204,27 @@ def test_the_covariance_form_uses_or_refuses_every_option_it_takes(ignored):
     except ValueError:
         return
     assert not torch.equal(found, run())
+
+
+@pytest.mark.parametrize("safeguard", [True, False])
+@pytest.mark.parametrize(("before", "after"), [("factor", "covariance"), ("covariance", "factor")])
+def test_a_change_of_form_keeps_the_preconditioner(before, after, safeguard):
+    p = nn.Parameter(torch.ones(3, 4))
+    optimizer = rootfree.IFFullAdagrad(
+        [p], batch_size=4, form=before, precond_lr=0.1, safeguard=safeguard
+    )
+    for seed in range(20):
+        p.grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+        optimizer.step()
+
+    def inverse() -> torch.Tensor:
+        state = optimizer.state_dict()["state"][0]
+        A = state.get("block0.factor0")
+        return state["block0.inverse"] if A is None else A @ A.mT
+
+    found = inverse()
+    optimizer.param_groups[0]["form"] = after
+    assert (found - torch.eye(12)).abs().max() > 0.1
+    # fp32 has 2⁻²⁴; a triangular factor of size one takes it d times
+    torch.testing.assert_close(inverse(), found, rtol=0, atol=12 * 2**-24)
+    optimizer.step()

@@ -194,6 +194,21 @@ def test_any_pair_of_dtypes_moves_the_factors_alike(parameter, options):
         assert (a - b).norm() / b.norm() < 0.03
 
 
+@pytest.mark.parametrize("name", ["RFRMSprop", "RFAdagrad", "RFAdamW"])
+@pytest.mark.parametrize("parameter", [torch.float32, torch.bfloat16], ids=str)
+def test_state_of_diagonal_methods_may_be_wider_than_their_parameters(name, parameter):
+    def final(dtype: torch.dtype | None) -> Tensor:
+        p = nn.Parameter(torch.ones(6, 5, dtype=parameter))
+        optimizer = getattr(rootfree, name)([p], batch_size=8, state_dtype=dtype)
+        for seed in range(5):
+            p.grad = torch.randn(6, 5, generator=torch.Generator().manual_seed(seed)).to(parameter)
+            optimizer.step()
+        assert {t.dtype for t in optimizer.state[p].values()} == {dtype or torch.float32}
+        return p.detach()
+
+    assert torch.equal(final(torch.float64), final(None))  # computed in float32 all the same
+
+
 def test_double_parameters_are_computed_in_double_throughout():
     def final(**options: Any) -> Tensor:
         W = nn.Parameter(torch.ones(6, 5, dtype=torch.float64))

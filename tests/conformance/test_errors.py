@@ -64,6 +64,26 @@ def test_bad_options_name_the_argument_and_the_value(row):
             assert extra not in optimizer.state
 
 
+def test_options_that_became_bad_are_refused_by_the_next_step(row):
+    """Schedulers and users set them in `param_groups`; what they make of lr and decay is theirs."""
+    p = nn.Parameter(torch.ones(2, 3))
+    optimizer = row.make([p])
+    (group,) = optimizer.param_groups
+    for steps in range(2):  # before the first step, and after it
+        p.grad = torch.ones(2, 3)
+        before = snapshot(optimizer)
+        for option in {*optimizer.options} - {"lr", "weight_decay"}:
+            good = group[option]
+            for value in BAD[option]:
+                group[option] = value
+                with pytest.raises((ValueError, TypeError), match=option):
+                    optimizer.step()
+            group[option] = good
+        assert identical(before, snapshot(optimizer))
+        optimizer.step()
+        assert not identical(before, snapshot(optimizer)), steps
+
+
 def test_bad_parameters(row):
     p = nn.Parameter(torch.ones(2))
     with pytest.raises(ValueError, match="empty parameter list"):

@@ -47,7 +47,8 @@ def assert_goes_on_like_a_new_one(row, optimizer) -> None:
     twins = [nn.Parameter(p.detach().clone()) for p in ps_of(optimizer)]
     new = row.make(twins)
     for p, q in zip(ps_of(optimizer), twins, strict=True):
-        new.state[q].update({key: t.clone() for key, t in optimizer.state.get(p, {}).items()})
+        held = {k: t for k, t in optimizer.state.get(p, {}).items() if t is not None}
+        new.state[q].update({key: torch.as_tensor(t).clone() for key, t in held.items()})
     for number in range(3, 6):
         step(optimizer, number)
         step(new, number)
@@ -99,6 +100,17 @@ def empty_state_of_one(optimizer):
     optimizer.state[ps_of(optimizer)[1]] = {}
 
 
+def no_momentum(optimizer):
+    """As torch's SGD has it before its first step."""
+    state = optimizer.state[ps_of(optimizer)[1]]
+    state |= {"momentum": None} if "momentum" in state else {}
+
+
+def plain_count(optimizer):
+    state = optimizer.state[ps_of(optimizer)[1]]
+    state |= {"step": 0} if "step" in state else {}
+
+
 def momentum_alone(optimizer):
     p = ps_of(optimizer)[1]
     optimizer.state[p] = {k: t for k, t in optimizer.state[p].items() if k == "momentum"}
@@ -124,6 +136,8 @@ SURGERY = [
     clear,
     new_state,
     empty_state_of_one,
+    no_momentum,
+    plain_count,
     momentum_alone,
     exchange_state,
     halve_in_place,
@@ -168,6 +182,31 @@ def test_a_group_of_another_optimizer_takes_its_parameters_along(row, optimizer)
         optimizer.step()
         alone.step()
     torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def insert(optimizer):
+    ps_of(optimizer).insert(0, parameter(8, 4, 3))
+
+
+@pytest.mark.parametrize("change", [append, insert, remove], ids=lambda change: change.__name__)
+def test_names_follow_their_parameters(row, change):
+    """Users replace parameters, and forget the names beside them."""
+    names = ["a", "b", "c", "d"]
+    optimizer = row.make(
+        [(n, parameter(3, *shape)) for n, shape in zip(names, SHAPES, strict=True)]
+    )
+    step(optimizer, 0)
+    known = dict(zip(ps_of(optimizer), names, strict=True))
+    change(optimizer)
+    optimizer.summary()  # nobody has looked at the groups yet
+    step(optimizer, 1)
+    found = optimizer.param_groups[0]["param_names"]
+    for p, name in zip(ps_of(optimizer), found, strict=True):
+        assert name == known.get(p, name)
+    assert len({*found}) == len(found)
+    assert all(name in optimizer.summary() for name in found)
+    assert [each.name for each in optimizer.diagnostics().read()] == found
+    optimizer.load_state_dict(optimizer.state_dict())
 
 
 # --- what cannot be ----------------------------------------------------------------------------
@@ -238,3 +277,25 @@ def test_after_a_refusal_it_goes_on(row, optimizer):
     before = snapshot(optimizer)
     assert_goes_on_like_a_new_one(row, optimizer)
     assert not identical(before, snapshot(optimizer))
+
+
+def test_a_parameter_that_is_there_twice_is_refused(row, optimizer):
+    """It has one state: it would be updated twice with it, or lose it."""
+    p = ps_of(optimizer)[0]
+    other = {**optimizer.param_groups[0], "params": [p]}
+    for twice in (lambda: ps_of(optimizer).append(p), lambda: optimizer.param_groups.append(other)):
+        twice()
+        before = snapshot(optimizer)
+        with pytest.raises(ValueError, match=r"of shape \(4, 3\) is given twice"):
+            optimizer.step()
+        assert identical(before, snapshot(optimizer))
+        del optimizer.param_groups[1:], ps_of(optimizer)[len(SHAPES) :]
+    assert_goes_on_like_a_new_one(row, optimizer)
+
+
+def test_a_parameter_of_integers_is_refused(optimizer):
+    ps_of(optimizer).append(torch.ones(3, dtype=torch.int64))
+    before = [p.detach().clone() for p in ps_of(optimizer)]
+    with pytest.raises(TypeError, match=r"parameter 4 of shape .* real floating-point dtype"):
+        optimizer.step()
+    assert identical(before, [p.detach() for p in ps_of(optimizer)])

@@ -128,9 +128,37 @@ def test_a_step_without_a_recorded_backward_is_refused(name: str) -> None:
     for state in optimizer.state.values():
         state["step"].zero_()  # the next step refreshes too
     before = values(model, optimizer)
-    with pytest.raises(RuntimeError, match="recorded no backward pass"):
+    with pytest.raises(
+        RuntimeError, match=r"recorded no backward pass.* uses up what was recorded"
+    ):
         optimizer.step()  # recordings are used once
     assert_untouched(before, model, optimizer)
+
+
+def test_two_optimizers_have_a_recorder_each() -> None:
+    model = network()
+    params = list(model.parameters())
+    recorders = [rootfree.KFACRecorder(model) for _ in range(2)]
+    options = {"batch_size": N, "update_every": 1}
+    optimizers = [
+        rootfree.IFShampoo(part, curvature=recorder, **options)
+        for part, recorder in zip((params[:2], params[2:]), recorders, strict=True)
+    ]
+    one = network()
+    recorder = rootfree.KFACRecorder(one)
+    together = rootfree.IFShampoo(one.parameters(), curvature=recorder, **options)
+    for t in range(2):
+        x, y = batch(seed=t)
+        for each in (model, one):
+            each.zero_grad()
+        with recorders[0], recorders[1]:
+            nn.functional.cross_entropy(model(x), y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        record(recorder, one, [(x, y)])
+        together.step()
+    for p, q in zip(params, one.parameters(), strict=True):
+        assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize("name", RECORDERS)

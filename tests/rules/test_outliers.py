@@ -256,6 +256,41 @@ def test_a_given_curvature_at_the_end_of_the_range(method):
     assert finite(optimizer)
 
 
+class Jumping(SquaredGradients):
+    """Curvature of a size that an entry may have, in one of three forms."""
+
+    def __init__(self, form):
+        self.form, self.size = form, 1.0
+
+    def of(self, p, *, batch_size):
+        V = torch.randn(3, *p.shape, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+        if self.form == "outer products":
+            return rootfree.SumOfOuterProducts(self.size * V)
+        if self.form == "diagonal":
+            return rootfree.DiagonalCurvature(self.size * V[0].abs())
+        factors = [self.size * torch.eye(d) for d in p.shape]
+        return rootfree.KroneckerCurvature(tuple(factors), tuple(p.shape))
+
+
+@pytest.mark.parametrize("usual", [1.0, 1e-6, 0.0], ids="after {:g}".format)
+@pytest.mark.parametrize("form", ["outer products", "diagonal", "kronecker"])
+@pytest.mark.parametrize("method", [rootfree.IFShampoo, rootfree.IFWhitening, rootfree.RFShampoo])
+def test_a_given_curvature_of_any_size(method, form, usual):
+    """Entries of 10³⁶ and 3·10³⁸: their products with factors, and their sums, leave the range."""
+    options = {} if method is rootfree.IFWhitening else B
+    for large in (1e25, 1e36, 3e38):
+        ps = [nn.Parameter(torch.ones(8, 6)), nn.Parameter(torch.ones(5))]
+        curvature = Jumping(form)
+        optimizer = method(ps, curvature=curvature, update_every=1, **options)
+        for step, size in enumerate([usual] * 5 + [large] + [usual] * 3):
+            curvature.size = size
+            for p in ps:
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+            optimizer.step()
+        assert optimizer.skipped_steps == 0
+        assert finite(optimizer), large
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_squares_beyond_double_precision(method):
     """Gradients of 10²⁰⁰ and 10³⁰⁰ in float64: their squares are infinite."""

@@ -207,7 +207,11 @@ class KroneckerBlocks:
             return inverses[j].diagonal(dim1=1, dim2=2) if diagonal else inverses[j]
 
         Cs, traces = {}, []
-        for part in self.parts:
+        units = [part.unit() for part in self.parts]
+        # The scales bring H back from the end of the range: neither they nor the units in a row.
+        weight = math.prod(units[1:], start=self._ones() * self.scale * units[0] * self.scale)
+        for part, unit in zip(self.parts, units, strict=True):
+            part = Part(part.axes, divided(part.U, unit))
             for n in part.axes:
                 Cs[n] = self._along(part, n, P)
             first = part.axes[0]
@@ -216,10 +220,7 @@ class KroneckerBlocks:
             traces.append(product.flatten(1).sum(1) / self.sizes[first])
         terms: dict[int, Tensor] = {}
         for i, part in enumerate(self.parts):
-            others = math.prod(
-                [t for j, t in enumerate(traces) if j != i],
-                start=self._ones() * self.scale * self.scale,
-            )
+            others = math.prod([t for j, t in enumerate(traces) if j != i], start=weight)
             for n in part.axes:
                 C = Cs[n].diag_embed() if part.is_diagonal else Cs[n]
                 terms[n] = C * per_block(others, C)
@@ -234,7 +235,8 @@ class KroneckerBlocks:
         root = self._ones() * self.scale
         for part in self.parts:
             diagonal = part.U if part.is_diagonal else part.U.diagonal(dim1=1, dim2=2)
-            root = root * diagonal.mean(1).clamp(min=0.0).sqrt()
+            # the sum of many that are large may be infinite where none of them is
+            root = root * diagonal.mean(1).clamp(0.0, torch.finfo(diagonal.dtype).max).sqrt()
         return root
 
     def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> KroneckerBlocks:

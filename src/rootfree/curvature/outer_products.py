@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rootfree.structures import Structure, matricise, multiply_axis, per_block
-from rootfree.structures.base import power_of_two
+from rootfree.structures.base import divided, power_of_two
 
 # Curvature beyond this is as good as infinite: the factor's step is normalised. Without the limit
 # the squared norm of a tangent vector could leave the range of fp32.
@@ -66,7 +66,11 @@ class OuterProducts:
     ) -> list[tuple[Tensor, Tensor]]:
         """For every axis n: Π(Σᵢ V̂ᵢ₍ₙ₎V̂ᵢ₍ₙ₎ᵀ) and its weight; V̂ᵢ is Vᵢ with Kⱼᵀ on each axis j."""
         # The weight first: squares of small gradients would underflow on their own.
-        return _in_frame(self.V, Ks, structures, scale=math.sqrt(self.weight) * self.scale)
+        V, scale = self.V, math.sqrt(self.weight) * self.scale
+        if self.given:  # gradients were limited, so that their products with factors are in range
+            unit = _unit(V)
+            V, scale = divided(V, unit.to(V.dtype)), unit * scale
+        return _in_frame(V, Ks, structures, scale=scale)
 
     def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
         """For every axis n: weight/D₋ₙ·Σᵢ Vᵢ₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]Vᵢ₍ₙ₎ᵀ, dense (b, d_n, d_n)."""
@@ -115,9 +119,7 @@ def _in_frame(
     sizes = [structure.d for structure in structures]
     for n, (K, structure) in enumerate(zip(Ks, structures, strict=True)):
         V = multiply_axis(V, n, partial(structure.apply_transposed, K))
-    wide = torch.promote_types(V.dtype, torch.float32)
-    largest = V.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(V.dtype).tiny)
-    unit = power_of_two(largest)
+    unit = _unit(V)
     columns = math.prod(V.shape[1:]) / min(sizes)
     if V.dtype == torch.float16 and columns > 2**15:  # a sum of so many ones would overflow
         unit = unit * 2.0 ** math.ceil(math.log2(columns / 2**15) / 2)
@@ -127,6 +129,12 @@ def _in_frame(
         (structure.project_gram(matricise(V, n)), weight / (math.prod(sizes) / sizes[n]))
         for n, structure in enumerate(structures)
     ]
+
+
+def _unit(V: Tensor) -> Tensor:
+    """A power of two for each block, at least as large as its numbers, in fp32 or wider: (b,)."""
+    wide = torch.promote_types(V.dtype, torch.float32)
+    return power_of_two(V.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(V.dtype).tiny))
 
 
 def _contracted(V: Tensor, inverses: Sequence[Tensor], *, weight: int) -> list[Tensor]:

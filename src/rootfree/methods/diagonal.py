@@ -81,7 +81,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
         rule, and they are what they were.
         """
         B, guarded = work.group["batch_size"], work.group["max_update"] is not None
-        largest = rules.largest_of(states(work, "preconditioner")[0].dtype)
+        largest = rules.largest_of(states(work, "preconditioner")[0].dtype, ss[0].dtype)
         if self._curvature is None:
             if guarded:
                 gs = rules.limited(gs, ss, reach=rules.reach(gain=beta2 * B, gamma=gamma))

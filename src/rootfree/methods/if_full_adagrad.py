@@ -192,6 +192,17 @@ class IFFullAdagrad(BlockOptimizer):
             state |= safeguard_state(b, structures[0].d, dtype=wide, device=p.device)
         return state
 
+    def _init_state(self, p: Tensor, group: Group) -> State:
+        state, found = super()._init_state(p, group), self.state.get(p) or {}
+        for key in state:  # the form was changed: S⁻¹ = AAᵀ stays what it was
+            A, S_inv = (found.get(key.rpartition(".")[0] + end) for end in (".factor0", ".inverse"))
+            if key.endswith(".inverse") and S_inv is None and A is not None:
+                wide = A.to(state[key].dtype)
+                state[key].copy_(wide @ wide.mT)
+            elif key.endswith(".factor0") and A is None and S_inv is not None:
+                state[key].copy_(torch.linalg.cholesky(S_inv.double()))
+        return state
+
     def _products(self, p: Tensor, structures: Structures, group: Group) -> torch.dtype:
         rank_one = group["safeguard"] and damping(group) == 0 and group["matmul_dtype"] is None
         if group["form"] == "covariance" or rank_one:  # products of O(d²) alone

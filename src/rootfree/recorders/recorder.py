@@ -34,6 +34,7 @@ class Recorder(ABC):
     _records: dict[Any, Any]  # by parameter, layer or module: what `of` uses
     _context: object  # gradients of an earlier context's graphs are not counted
     _reduced: bool  # whether the ranks' recordings are summed up
+    _used: bool  # whether a step has used up what was recorded last
     _size = 1  # ranks that average gradients, when the context was entered
     _divisor = 1.0  # by what the sum of their gradients is divided
     _n: int | None  # examples in the model's input; None: not known
@@ -232,10 +233,18 @@ class Recorder(ABC):
         """Why what was recorded does not serve these parameters."""
         name = type(self).__name__
         if not self._records:
+            why = (
+                "Hooks do not reach into a model compiled by torch.compile: record the model it "
+                "was made from"
+            )
+            if self._used:
+                why = (
+                    "A step uses up what was recorded: for two optimizers make two recorders, and "
+                    "enter both, `with first, second:`"
+                )
             return self._misfit or (
                 f"{name} has recorded no backward pass since the last step: run forward and "
-                f"backward inside `with recorder:`{self._hint}. Hooks do not reach into "
-                "a model compiled by torch.compile: record the model it was made from"
+                f"backward inside `with recorder:`{self._hint}. {why}"
             )
         if replaced := self._replaced():
             return replaced
@@ -252,6 +261,7 @@ class Recorder(ABC):
     def used(self) -> None:
         """Drop what was recorded: the optimizer calls it at the end of a step that used it."""
         self._drop()
+        self._used = True
 
     def _begin(self) -> None:
         """A new context, whether it records or not."""
@@ -263,7 +273,7 @@ class Recorder(ABC):
     def _drop(self) -> None:
         self._records = {}
         self._context = object()
-        self._reduced = False
+        self._reduced = self._used = False
         self._n = self._misfit = None
 
     def _replaced(self) -> str | None:

@@ -73,9 +73,9 @@ def limited_together(
     return list(torch._foreach_mul(gs, factors)), list(torch._foreach_minimum(hs, limits))
 
 
-def largest_of(dtype: torch.dtype) -> float:
-    """Where an s that is kept in this dtype ends."""
-    return 1e308 if dtype == torch.float64 else LARGEST
+def largest_of(*dtypes: torch.dtype) -> float:
+    """Where an s that is kept in one of these dtypes and computed in another ends."""
+    return 1e308 if {*dtypes} == {torch.float64} else LARGEST
 
 
 def accumulate_squares_(

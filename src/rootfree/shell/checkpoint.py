@@ -50,7 +50,9 @@ def bring_state(
         if key not in start:
             del row[key]
     for key, tensor in start.items():
-        mine = row.setdefault(key, tensor)
+        mine = tensor if row.get(key) is None else row[key]
+        if not isinstance(mine, Tensor):  # a count, as torch once had them
+            mine = torch.as_tensor(mine)
         if mine.shape != tensor.shape:
             raise RuntimeError(
                 f"state {key!r} of a parameter of shape {tuple(p.shape)} has shape "

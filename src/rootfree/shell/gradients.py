@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from rootfree.kernels.finite import DTYPES, FiniteLook
 from rootfree.kernels.plan import kernels_run
 from rootfree.shell.checks import OneOf
+from rootfree.shell.options import checked_values
 from rootfree.shell.schedules import schedule
 from rootfree.shell.summary import named_groups
 from rootfree.shell.work import Group, GroupMemory, Work, sorted_work
@@ -33,7 +34,7 @@ _mode = OneOf(("skip", "raise", "propagate"))
 # Damping and γ decide what the full-matrix methods keep, and how precisely.
 _ZERO = ("momentum", "riemannian_momentum", "damping", "gamma")
 _FACTORS = ("structure", "block_size", "matmul_dtype", "factor_dtype", "factor_norm")
-_FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate_by_rank")
+_FORM = ("companion", "state_dtype", *_FACTORS, "init_scale", "safeguard", "rate_by_rank", "form")
 
 
 def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
@@ -77,6 +78,10 @@ def memory_of(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
         rows = [optimizer.state[p] for p in params]
         return GroupMemory(group, [], params, places_of(params), rows)
     memory = optimizer._memories.get(id(group))
+    if memory is not None and memory.group is group:
+        options = memory.options
+        if not all(map(is_, map(group.get, options), options.values())):
+            memory.options = checked_values(optimizer, group)
     if (
         memory is not None
         and memory.group is group

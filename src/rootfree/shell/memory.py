@@ -11,6 +11,8 @@ from rootfree.placement.flattened import flattened
 from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint import bring_state
 from rootfree.shell.gradients import form_of, places_of
+from rootfree.shell.groups import check_parameters
+from rootfree.shell.options import checked_values
 from rootfree.shell.work import Group, GroupMemory
 
 if TYPE_CHECKING:
@@ -38,20 +40,24 @@ def check_shapes(optimizer: RootFreeOptimizer) -> None:
 
 def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     """Complete and lay out a group's state, and remember it.  Changes the optimizer."""
+    everything = [p for each in optimizer.param_groups for p in each["params"]]
+    check_parameters(everything, set())
+    method, options = optimizer._of(group), checked_values(optimizer, group)
     optimizer._placing.settle(optimizer, group)  # some parameters may be new
     check_shapes(optimizer)
     params, state = list(group["params"]), optimizer.state
+    _fit_names_(group, optimizer._memories.get(id(group)))
     # Frameworks replace parameters by their shards. State of what is in no group goes.
-    known = {p for each in optimizer.param_groups for p in each["params"]}
+    known = set(everything)
     for p in [p for p in state if isinstance(p, Tensor) and p not in known]:
         del state[p]
     for p in params:
         state[p] = bring_state(optimizer, p, group)
     rows = [state[p] for p in params]
-    method = optimizer._of(group)
     sharded = any(map(is_sharded, params))
     places = places_of(params, sharded=sharded)
     memory = GroupMemory(group, form_of(group), params, places, rows, sharded)
+    memory.options, memory.names = options, list(group.get("param_names", ()))
     method._lay_out(memory)
     # With at least two keys: itemgetter returns no tuple for one.
     memory.held = [(itemgetter(*row, *list(row)[:1]), row) for row in rows if row]
@@ -64,3 +70,14 @@ def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     # A new dict: the class attribute, shared by all optimizers, must stay empty.
     optimizer._memories = {**kept, id(group): memory}
     return memory
+
+
+def _fit_names_(group: Group, former: GroupMemory | None) -> None:
+    """Give parameters that were added or removed without their names as many names as there are.
+
+    Parameters that were there before keep theirs. Checkpoints, too, need one for each.
+    """
+    names, params = group.get("param_names"), group["params"]
+    if names is not None and len(names) != len(params):
+        known = {} if former is None else dict(zip(former.params, former.names, strict=False))
+        group["param_names"] = [known.get(p, f"unnamed {i}") for i, p in enumerate(params)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from rootfree.shell.checks import (
     positive_integer,
 )
 from rootfree.shell.schedules import refresh_interval
+
+if TYPE_CHECKING:
+    from rootfree.shell.optimizer import RootFreeOptimizer
 
 #: Options of every method; a class may narrow a range.
 BASIC_OPTIONS: dict[str, Check] = {
@@ -96,3 +99,23 @@ def check_switches(given: Mapping[str, Any]) -> None:
             f"differentiable must be False, got {differentiable!r}: a step changes parameters and "
             "state in place, without a graph"
         )
+
+
+# Schedules may set these to any number, as in torch: a negative one only reverses a step.
+_FREE = ("lr", "weight_decay")
+
+
+def checked_values(optimizer: RootFreeOptimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """The options of a group, checked: users and schedulers may set them at any time."""
+    method = optimizer._of(group)
+    if ("damping" if method is optimizer else "betas") not in group:
+        raise ValueError(
+            "companion must stay what it was when the group was added, got "
+            f"{group.get('companion')!r}: the group has not the options of "
+            f"{type(method).__name__}. Make a new optimizer"
+        )
+    values = {name: group[name] for name in method.options if name in group and name not in _FREE}
+    if len(values) + len(_FREE) == len(method.options):  # else it was pickled by an older version
+        # Which blocks the parameters are cut into is asked when these, or their form, change.
+        method._checked_options({**values, **dict.fromkeys(_FREE, 0.0), "params": []})
+    return values

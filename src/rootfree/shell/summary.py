@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def named_groups(
     groups: Sequence[dict[str, Any]],
 ) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
-    """Groups with the names of their parameters, or numbers where there are none."""
+    """Groups with the names of their parameters, or numbers where there are none that fit."""
     index = 0
     for group in groups:
-        count = len(group["params"])
-        yield group, group.get("param_names") or range(index, index + count)
+        count, names = len(group["params"]), group.get("param_names") or ()
+        yield group, names if len(names) == count else range(index, index + count)
         index += count
 
 
@@ -34,7 +34,7 @@ def table_of(optimizer: RootFreeOptimizer) -> str:
     total = elements = total_here = 0
     for group, names in named_groups(optimizer.param_groups):
         for name, p in zip(names, group["params"], strict=True):
-            home, row = optimizer._placing.homes.get(p), optimizer.state[p]
+            home, row = optimizer._placing.homes.get(p), optimizer.state.get(p, {})
             whole = bytes_of(row.values()) if home is None else whole_bytes(p, home, joined(row))
             here = bytes_of(map(local, row.values()))
             shape = "x".join(map(str, p.shape)) or "scalar"

@@ -74,6 +74,8 @@ class GroupMemory:
     places: list[Any]  # device, dtype and shape of each, from `places_of`
     rows: list[dict[str, Tensor]]  # state[p] of each
     sharded: bool = False  # whether any is
+    names: list[str] = field(default_factory=list)  # of each; empty: they have none
+    options: Group = field(default_factory=dict)  # those that were found to be allowed
     held: list[tuple[Callable[..., Tensors], dict[str, Tensor]]] = field(default_factory=list)
     tensors: Tensors = field(default_factory=list)  # all tensors of the rows, in `held`'s order
     entries: Callable[[Any], Sequence[Any]] = tuple  # picks those of params from all of the state
