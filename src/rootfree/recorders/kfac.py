@@ -25,7 +25,7 @@ from rootfree.recorders.kfac_factors import (
     of_layers,
 )
 from rootfree.recorders.layers import ConvLayer, Layer, find_layers
-from rootfree.recorders.soundness import NOT_WHOLE, UNCLEAR, this_backward
+from rootfree.recorders.soundness import NOT_WHOLE, this_backward
 from rootfree.shell.checks import positive_integer
 
 Fisher = Literal["empirical", "type-2", "monte-carlo"]
@@ -109,8 +109,6 @@ class KFACRecorder(HookedRecorder):
         super().__init__(model, loss=loss, scaler=scaler, seed=seed, process_group=process_group)
         self.samples = positive_integer("samples", samples)
         self._layers = find_layers(model)
-        self._strangers: set[Tensor] = set()  # weights of layers that turned out to be unsuitable
-        self._clear: set[str] = set()  # layers whose examples are known to come first
         biases = {each.bias: each for each in self._layers.values() if each.bias is not None}
         self._owners = biases | self._layers
         self.fisher = fisher
@@ -158,29 +156,22 @@ class KFACRecorder(HookedRecorder):
     def _look_at_examples(self, layer: Layer, x: Tensor, output: Tensor) -> None:
         """Positions are averaged: they must not be the examples."""
         shared = output.dim() > 2 and not isinstance(layer, ConvLayer)
-        if not shared or layer.name in self._clear or self._n is None:
+        if not shared or layer.weight in self._examples_first or self._n is None:
             return
         if len(x) != self._n:
-            self._refuse(layer, f"its input {tuple(x.shape)} has no first axis of {self._n}")
+            self._refuse(layer.weight, f"its input {tuple(x.shape)} has no first axis of {self._n}")
         elif output.shape[1] == self._n:
-            self._unclear.append((layer, get_gradient_edge(output)))
+            self._unclear.append((layer.weight, get_gradient_edge(output)))
 
-    def _refuse(self, layer: Layer, reason: str) -> None:
-        if layer.weight not in self._strangers:
-            self._strangers.add(layer.weight)
-            self._warn(layer.weight, reason)
-
-    def _settle(self, who: Layer, *, first: bool) -> None:
-        if first:
-            self._clear.add(who.name)
-        else:
-            reason = "its examples are not on the first axis"
-            self._refuse(who, UNCLEAR if self._sharded else reason)
+    def _refuse(self, who: Tensor, reason: str) -> None:
+        if who not in self._refused:
+            super()._refuse(who, reason)
+            self._warn(who, reason)
 
     @_disable_dynamo
     def _on_whole(self, layer: Layer, x: Tensor, context: object, grad: Tensor) -> None:
         """Add up the gradient of a weight as far as it comes through its layer."""
-        if self._open and context is self._context and not self._passing:
+        if self._counts(context):
             with torch.no_grad(), as_written(grad.device.type):
                 total = total_of_layer(layer, x, grad.detach()) / self._scale_of(grad)
             through = self._through.setdefault(layer.weight, {})
@@ -189,14 +180,13 @@ class KFACRecorder(HookedRecorder):
 
     def _verify(self) -> None:
         for weight, through in self._through.items():
-            found = {number: partial(Tensor.clone, total) for number, total in through.items()}
-            if found and self._whole.contradicts(weight, found):
-                self._refuse(self._layers[weight], NOT_WHOLE)
+            if self._whole.contradicts(weight, through, through.__getitem__):
+                self._refuse(weight, NOT_WHOLE)
         self._through = {}
 
     @_disable_dynamo
     def _on_gradient(self, call: Call, context: object, grad: Tensor) -> None:
-        if self._open and context is self._context and not self._passing:
+        if self._counts(context):
             self._add(call, grad, factor=self._scale_of(grad))
 
     def _add(self, call: Call, grad: Tensor, *, factor: Tensor | float = 1.0) -> None:
@@ -243,7 +233,7 @@ class KFACRecorder(HookedRecorder):
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
         layer = self._owners.get(p)
         weight = None if layer is None else layer.weight
-        if weight is None or weight not in self._records or weight in self._strangers:
+        if weight is None or weight not in self._records or weight in self._refused:
             return None
         self._check_terms(batch_size)
         if batch_size not in self._made:
@@ -273,12 +263,9 @@ class KFACRecorder(HookedRecorder):
     def _reduce(self) -> None:
         self._made = {}
         device = next(iter(self._records.values())).G.device
-        strange = self._ranks.any([weight in self._strangers for weight in self._layers])
-        self._strangers |= {w for w, flag in zip(self._layers, strange, strict=True) if flag}
-        # A rank may not have come by a layer that others have: it takes part with zeros.
-        seen = self._ranks.any([weight in self._records for weight in self._layers])
-        for (weight, layer), anywhere in zip(self._layers.items(), seen, strict=True):
-            if anywhere:
+        seen, self._refused = self._ranks.unions(self._layers, self._records, self._refused)
+        for weight, layer in self._layers.items():
+            if weight in seen:  # a rank that did not call the layer takes part with zeros
                 empty = LayerSums.zeros(layer, device, self.max_dense)
                 sums = self._records.setdefault(weight, empty)
                 inputs = sums.inputs
@@ -289,7 +276,7 @@ class KFACRecorder(HookedRecorder):
         layer = self._owners.get(p)
         if layer is None:
             return "gradient outer product (not a layer that KFAC knows)"
-        if layer.weight in self._strangers:
+        if layer.weight in self._refused:
             return "gradient outer product (recordings would not be right)"
         joined = layer.weight in self._pairs
         if p is layer.bias:

@@ -71,7 +71,7 @@ class Recorder(ABC):
         self._open = False
         self._skipping = False
         self._handles: list[Any] = []
-        self._scale = LossScale(loss, self._ranks)
+        self._scale = LossScale(self._ranks)
         self._begin()
 
     def _install(self) -> list[Any]:
@@ -164,7 +164,9 @@ class Recorder(ABC):
         handle = outputs.register_hook(gradients.append)
         loss.backward()
         handle.remove()
-        self._scale.see(outputs.detach(), gradients, loss.detach(), self._scale_of(loss))
+        self._scale.see(
+            LOSSES[self.loss], outputs.detach(), gradients, loss.detach(), self._scale_of(loss)
+        )
 
     def _scale_of(self, like: Tensor) -> Tensor | float:
         """By what the gradient scaler has multiplied the loss."""

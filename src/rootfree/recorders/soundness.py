@@ -7,7 +7,7 @@ is made by a hook, or that examples are not on the first axis. Each can be told 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ NOT_WHOLE = (
     "what went through its modules is not its whole gradient: it is used elsewhere too (tied, or "
     "by a function), made by a hook (weight_norm, spectral_norm), or its module mixes examples"
 )
+NOT_FIRST = "its examples are not on the first axis"
 UNCLEAR = (
     "two of its axes are as long as the batch, and with sharded parameters it cannot be found out "
     "which of them counts the examples; another batch size tells them apart"
@@ -66,21 +67,22 @@ class WholeGradients:
     def contradicts(
         self,
         p: Tensor,
-        recorded: Mapping[int, Callable[[], Tensor]],
+        passes: Iterable[int],
+        recorded: Callable[[int], Tensor],
         size: Tensor | float = 0.0,
     ) -> bool:
         """Whether what was recorded of `p` is not its gradient; waits for the device once.
 
-        `recorded`: the gradient of each backward pass as far as it was recorded. `size`: the norm
-        of what it is a sum of.
+        `recorded`: the gradient of each of the backward passes, as far as it was recorded. `size`:
+        the norm of what it is a sum of.
         """
         totals = self._totals.pop(p, {})
-        passes = [number for number in recorded if number in totals]
+        passes = [number for number in passes if number in totals]
         total = sum((totals[number] for number in passes), torch.zeros(()))
         if not 0 < float(total.norm()) < math.inf:
             return False  # nothing to compare with: another time
         self._known.add(p)
-        found = torch.stack([recorded[number]() for number in passes]).sum(0).reshape(total.shape)
+        found = torch.stack([recorded(number) for number in passes]).sum(0).reshape(total.shape)
         most = _TOLERANCE * total.norm() + _CANCELLED * size
         return not bool((found - total).norm() <= most)
 
