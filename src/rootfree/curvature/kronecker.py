@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rootfree.curvature.outer_products import LARGEST
 from rootfree.structures import Structure, per_block
-from rootfree.structures.base import divided, power_of_two
+from rootfree.structures.base import divided, power_of_two, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class KroneckerCurvature:
 
     def diagonal(self) -> Tensor:
         """The diagonal of H, with shape `axes`."""
-        wide = torch.promote_types(self.factors[0].dtype, torch.float32)
+        wide = wide_dtype(self.factors[0].dtype)
         product = self.factors[0].new_ones((), dtype=wide)
         for U in self.factors:
             diagonal = U if U.dim() == 1 else U.diagonal()
@@ -134,6 +134,10 @@ class Part:
         """Whether U is the diagonal of a matrix."""
         return self.U.dim() == 2
 
+    def ones(self) -> Tensor:
+        """A one for each block: (b,)."""
+        return self.U.new_ones(len(self.U))
+
     def to(self, dtype: torch.dtype) -> Part:
         """The same in another dtype."""
         if self.U.dtype == dtype:
@@ -170,15 +174,13 @@ class KroneckerBlocks:
         """For every axis n: Π(Kₙᵀ Cₙ Kₙ), of parts scaled to entries of at most one, and weight."""
 
         def P(j: int, diagonal: bool) -> Tensor:  # KⱼKⱼᵀ
-            wide = Ks[j].to(self._dtype)
+            wide = Ks[j].to(self.parts[0].U.dtype)
             if diagonal:
                 return structures[j].squared_rows(wide)
             K = structures[j].unpack(wide)
             return K @ K.mT
 
-        # squared one after the other: the product of scales may be large, that of weights too
-        weight = self._ones() * self.scale * self.scale
-        traces, grams = [], {}
+        weight, traces, grams = self._weight, [], {}
         for part in self.parts:
             unit = part.unit()
             weight = weight * unit
@@ -192,12 +194,7 @@ class KroneckerBlocks:
                     C = self._along(part, n, P)
                     grams[n] = structures[n].project_congruence(Ks[n], C)
             traces.append(structures[first].trace(grams[first]) / self.sizes[first])
-        # the other parts come in by their traces
-        others = [
-            math.prod([t for j, t in enumerate(traces) if j != i], start=weight)
-            for i in range(len(traces))
-        ]
-        weights = {n: others[i] for i, part in enumerate(self.parts) for n in part.axes}
+        weights = self._beside(traces, weight)
         return [(grams[n], weights[n].clamp(max=LARGEST)) for n in range(len(self.sizes))]
 
     def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
@@ -214,32 +211,24 @@ class KroneckerBlocks:
             # tr(CP)/d; both are symmetric
             product = Cs[first] * P(first, part.is_diagonal)
             traces.append(product.flatten(1).sum(1) / self.sizes[first])
-        terms: dict[int, Tensor] = {}
-        for i, part in enumerate(self.parts):
-            others = math.prod(
-                [t for j, t in enumerate(traces) if j != i],
-                start=self._ones() * self.scale * self.scale,
-            )
-            for n in part.axes:
-                C = Cs[n].diag_embed() if part.is_diagonal else Cs[n]
-                terms[n] = C * per_block(others, C)
-        return [terms[n] for n in range(len(self.sizes))]
+        weights = self._beside(traces, self._weight)
+        dense = [C if C.dim() == 3 else C.diag_embed() for _, C in sorted(Cs.items())]
+        return [C * per_block(weights[n], C) for n, C in enumerate(dense)]
 
     def dense(self) -> Tensor:
         (part,) = self.parts
         H = part.U.diag_embed() if part.is_diagonal else part.U
-        return H * per_block(self._ones() * self.scale * self.scale, H)
+        return H * per_block(self._weight, H)
 
     def root_mean_diagonal(self, sizes: Sequence[int]) -> Tensor:
-        root = self._ones() * self.scale
+        root = self.parts[0].ones() * self.scale
         for part in self.parts:
             diagonal = part.U if part.is_diagonal else part.U.diagonal(dim1=1, dim2=2)
             root = root * diagonal.mean(1).clamp(min=0.0).sqrt()
         return root
 
     def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> KroneckerBlocks:
-        wide = torch.promote_types(dtype, torch.float32)
-        parts = tuple(part.to(wide) for part in self.parts)
+        parts = tuple(part.to(wide_dtype(dtype)) for part in self.parts)
         return KroneckerBlocks(parts, self.sizes, self.scale * scale)
 
     def rows(self, rows: slice) -> KroneckerBlocks:
@@ -248,12 +237,18 @@ class KroneckerBlocks:
         return KroneckerBlocks(parts, self.sizes, scale)
 
     @property
-    def _dtype(self) -> torch.dtype:
-        return self.parts[0].U.dtype
+    def _weight(self) -> Tensor:
+        """scale² (b,)."""
+        # one after the other: the product of scales may be large, that of weights too
+        return self.parts[0].ones() * self.scale * self.scale
 
-    def _ones(self) -> Tensor:
-        U = self.parts[0].U
-        return U.new_ones(U.shape[0])
+    def _beside(self, traces: Sequence[Tensor], weight: Tensor) -> dict[int, Tensor]:
+        """For every axis: the weight times the traces of all parts but the axis's own."""
+        others = [
+            math.prod([t for j, t in enumerate(traces) if j != i], start=weight)
+            for i in range(len(traces))
+        ]
+        return {n: others[i] for i, part in enumerate(self.parts) for n in part.axes}
 
     def _along(self, part: Part, n: int, P: Callable[[int, bool], Tensor]) -> Tensor:
         """Trace of U·⊗_{j≠n} Pⱼ/dⱼ over the part's axes j ≠ n: (b, d, d), or diagonal (b, d)."""

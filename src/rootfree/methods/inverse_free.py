@@ -24,6 +24,7 @@ from rootfree.layout.tiles import Tile
 from rootfree.rules import LEAST_DAMPING, if_shampoo
 from rootfree.shell.parameter_state import rounding_counters, working_dtype
 from rootfree.structures import Structure, frobenius_norm, per_block
+from rootfree.structures.base import wide_dtype
 
 
 def factor_state(
@@ -71,9 +72,10 @@ def _refresh_(
     sizes: Sequence[int],
     dtype: torch.dtype,
 ) -> None:
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = wide_dtype(dtype)
     if "started" in state:
-        _start_(structures, state, H.root_mean_diagonal(sizes))
+        # Kₙ <- (tr H/D)^{-1/(2N)}·I
+        start_(state, H.root_mean_diagonal(sizes), power=-1 / len(structures))
     Ks, scales = operands(structures, state, dtype)
     H = H.for_operands(dtype, math.prod(scales))
     # h <- ½(curvature in the factors' frame + damping - γI)
@@ -140,20 +142,22 @@ def norm_of(group: Group, structure: Structure, m: Tensor, *, dtype: torch.dtype
     return m.new_ones(len(m))
 
 
-def _start_(structures: Structures, state: State, root: Tensor) -> None:
-    """Kₙ <- (tr H/D)^{-1/(2N)}·I in blocks that meet their first curvature which is not zero.
+def start_(state: State, root: Tensor, *, power: float) -> Tensor:
+    """Factors <- root^power·I in blocks that meet their first curvature which is not zero.
 
-    `root` (b,) is √(tr H/D); for H = B·ggᵀ that is √(B·mean(G²)).
+    `root` (b,) is √(tr H/D); for H = B·ggᵀ that is √(B·mean(G²)). Returns which blocks start, (b,).
+    Changes state.
     """
     fresh = ~state["started"] & (root > 0) & root.isfinite()
     # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
-    scale = root.clamp(min=1e-15).pow(-1 / len(structures))
-    for n in range(len(structures)):
-        K = state[f"factor{n}"]  # still I where the block is fresh
-        K.mul_(per_block(torch.where(fresh, scale, 1.0).to(K.dtype), K))
-        if f"tangent{n}" in state:
-            state[f"tangent{n}"].masked_fill_(per_block(fresh, K), 0.0)
+    scale = torch.where(fresh, root.clamp(min=1e-15).pow(power), 1.0)
+    for name, tensor in state.items():
+        if name.startswith("factor"):  # still I where the block is fresh
+            tensor.mul_(per_block(scale.to(tensor.dtype), tensor))
+        elif name.startswith("tangent"):
+            tensor.masked_fill_(per_block(fresh, tensor), 0.0)
     state["started"] |= fresh
+    return fresh
 
 
 def operands(
