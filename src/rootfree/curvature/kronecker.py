@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rootfree.curvature.outer_products import LARGEST
 from rootfree.structures import Structure, per_block
-from rootfree.structures.base import divided, power_of_two, wide_dtype
+from rootfree.structures.base import divided, power_of_two, products_of_others, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -244,10 +244,7 @@ class KroneckerBlocks:
 
     def _beside(self, traces: Sequence[Tensor], weight: Tensor) -> dict[int, Tensor]:
         """For every axis: the weight times the traces of all parts but the axis's own."""
-        others = [
-            math.prod([t for j, t in enumerate(traces) if j != i], start=weight)
-            for i in range(len(traces))
-        ]
+        others = products_of_others(traces, start=weight)
         return {n: others[i] for i, part in enumerate(self.parts) for n in part.axes}
 
     def _along(self, part: Part, n: int, P: Callable[[int, bool], Tensor]) -> Tensor:

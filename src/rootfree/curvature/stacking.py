@@ -23,6 +23,7 @@ from rootfree.curvature.kronecker import (
 from rootfree.curvature.outer_products import OuterProducts, SumOfOuterProducts
 from rootfree.curvature.protocol import ParameterCurvature
 from rootfree.curvature.regrouping import entries_at, places_of, regroup
+from rootfree.layout.buckets import rows_in
 from rootfree.layout.tiles import Tile
 from rootfree.structures import Structure
 from rootfree.structures.base import wide_dtype
@@ -230,4 +231,4 @@ class MixedCurvature:
 def _take(stack: Tensor, rows: Sequence[slice]) -> Tensor:
     if rows[0].start == 0 and sum(row.stop - row.start for row in rows) == len(stack):
         return stack
-    return stack[rows[0]] if len(rows) == 1 else torch.cat([stack[row] for row in rows])
+    return rows_in(stack, rows)

@@ -24,7 +24,7 @@ from rootfree.layout.tiles import Tile
 from rootfree.rules import LEAST_DAMPING, if_shampoo
 from rootfree.shell.parameter_state import rounding_counters, working_dtype
 from rootfree.structures import Structure, frobenius_norm, per_block
-from rootfree.structures.base import wide_dtype
+from rootfree.structures.base import halved, wide_dtype
 
 
 def factor_state(
@@ -58,9 +58,8 @@ def direction(
     Ks, scales = operands(structures, state, dtype)
     if not half:
         return if_shampoo.precondition(G, Ks, structures)
-    # In fp16 gradients are divided by their largest entry.
-    size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    U = if_shampoo.precondition((G / per_block(size, G)).half(), Ks, structures)
+    unit, size = halved(G)
+    U = if_shampoo.precondition(unit, Ks, structures)
     return U.float() * per_block(size * math.prod([s.square() for s in scales]), U)
 
 

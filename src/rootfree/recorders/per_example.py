@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
 from rootfree.recorders import example_gradients
+from rootfree.recorders.grams import as_written
 from rootfree.recorders.hooked import HookedRecorder
 from rootfree.recorders.layers import find_layers
 from rootfree.recorders.soundness import NOT_WHOLE, this_backward
@@ -232,7 +233,7 @@ class PerExampleFisherRecorder(HookedRecorder):
         return self._ranks.gather(V)
 
     def _of_call(self, module: nn.Module, name: str, call: _Call) -> Tensor:
-        with torch.no_grad(), torch.autocast(call.x.device.type, enabled=False):
+        with torch.no_grad(), as_written(call.x.device.type):
             layer = self._layers.get(module)
             if layer is not None:
                 return example_gradients.of_layer(layer, name, call.x, call.grad)

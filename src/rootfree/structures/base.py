@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -286,6 +286,20 @@ def multiply_axis(G: Tensor, n: int, multiply: Callable[[Tensor], Tensor]) -> Te
     moved = G.movedim(n + 1, 1)
     product: Tensor = multiply(moved.flatten(2)).unflatten(2, moved.shape[2:]).movedim(1, n + 1)
     return product
+
+
+def halved(X: Tensor) -> tuple[Tensor, Tensor]:
+    """X/x in fp16 and x (b,), the largest magnitude in each block: fp16 has a small range."""
+    largest = X.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+    return (X / per_block(largest, X)).half(), largest
+
+
+def products_of_others(values: Sequence[Tensor], *, start: Tensor) -> list[Tensor]:
+    """start·∏_{j≠n} values[j] for every n."""
+    return [
+        math.prod([v for j, v in enumerate(values) if j != n], start=start)
+        for n in range(len(values))
+    ]
 
 
 def divided(U: Tensor, unit: Tensor | None) -> Tensor:
