@@ -45,7 +45,7 @@ class KroneckerCurvature:
 
     factors: tuple[Tensor, ...]
     axes: tuple[int, ...]
-    # Where it was made with others of its form: their stack, and the row of it that this one is.
+    # The stack of curvatures of one form that it was made with, if any, and its row there.
     _stack: KroneckerStack | None = field(default=None, init=False, repr=False, compare=False)
     _row: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -90,8 +90,8 @@ class FactorStack:
 class KroneckerStack:
     """The curvature of k parameters that are alike in form.
 
-    It is looked at and cut for all of them at once: on the host, a hundred layers cost that much
-    more than one.
+    It is checked and cut for all of them at once: calls for each of a hundred layers would take the
+    host a hundred times as long.
     """
 
     def __init__(self, factors: Sequence[FactorStack]) -> None:
@@ -110,7 +110,7 @@ class KroneckerStack:
 
     @staticmethod
     def of(Hs: Sequence[KroneckerCurvature]) -> KroneckerStack:
-        """A stack of these, the one that they are all rows of, in order, if there is one."""
+        """A stack of these: the one whose rows they are, all and in order, or a new one."""
         known, places = Hs[0]._stack, [(H._stack, H._row) for H in Hs]
         if known is not None and places == [(known, i) for i in range(len(known))]:
             return known

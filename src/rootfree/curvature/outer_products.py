@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rootfree.structures import Structure, matricise, multiply_axis, per_block
-from rootfree.structures.base import halved, power_of_two, sum_of_squares, wide_dtype
+from rootfree.structures.base import in_float16, power_of_two, sum_of_squares, wide_dtype
 
 # Curvature beyond this is as good as infinite: the factor's step is normalised. Without the limit
 # the squared norm of a tangent vector could leave the range of fp32.
@@ -114,7 +114,7 @@ class OuterProducts:
     def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> OuterProducts:
         if dtype != torch.float16:
             return replace(self, V=self.V.to(dtype), scale=self.scale * scale)
-        V, size = halved(self.V)
+        V, size = in_float16(self.V)
         return replace(self, V=V, scale=self.scale * scale * size)
 
     def rows(self, rows: slice) -> OuterProducts:

@@ -32,12 +32,18 @@ _LARGEST_MEAN = 1e30
 def _direction(
     group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
-    dtype = G.dtype
     if H is not None:
         _refresh_(group, structures, state, H, G)
-    Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
-    Ps = [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
+    _, Ps = _factors(structures, state, G.dtype)
     return rules.precondition(G, Ps, structures)
+
+
+def _factors(
+    structures: Structures, state: State, dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Cₙ and Pₙ = CₙCₙᵀ of every axis, in the dtype of the products."""
+    Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
+    return Cs, [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
 
 
 def _rate(group: Group) -> float:
@@ -52,8 +58,7 @@ def _refresh_(
 ) -> None:
     dtype, wide = G.dtype, wide_dtype(G.dtype)
     moves = _follow_size_(group, structures, state, H.root_mean_diagonal(G.shape[1:]))
-    Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
-    Ps = [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
+    Cs, Ps = _factors(structures, state, dtype)
     ones = [1.0] * len(Ps)
     # λ = ρ·v: whatever the scale of the loss
     lam = group["damping"] * state["mean_square"].to(wide) + LEAST_DAMPING

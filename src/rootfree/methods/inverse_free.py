@@ -24,13 +24,13 @@ from rootfree.layout.tiles import Tile
 from rootfree.rules import LEAST_DAMPING, if_shampoo
 from rootfree.shell.parameter_state import rounding_counters, working_dtype
 from rootfree.structures import Structure, frobenius_norm, per_block
-from rootfree.structures.base import halved, wide_dtype
+from rootfree.structures.base import in_float16, wide_dtype
 
 
 def factor_state(
     p: Tensor, tile: Tile, structures: Structures, group: Group, *, salt: int
 ) -> State:
-    """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; what start and rounding keep."""
+    """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; state of the start and of rounding."""
     b, wide, device = tile.blocks, working_dtype(p), p.device
     dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
     start = group.get("init_scale", "gradient")
@@ -58,7 +58,7 @@ def direction(
     Ks, scales = operands(structures, state, dtype)
     if not half:
         return if_shampoo.precondition(G, Ks, structures)
-    unit, size = halved(G)
+    unit, size = in_float16(G)
     U = if_shampoo.precondition(unit, Ks, structures)
     return U.float() * per_block(size * math.prod([s.square() for s in scales]), U)
 
@@ -101,9 +101,9 @@ def _refresh_(
 def factor_rates(
     group: Group, structures: Structures, H: BlockCurvature, like: Tensor
 ) -> Sequence[float | Tensor]:
-    """β₂ of every axis; given curvature knows more than one gradient does.
+    """β₂ of every axis: by rank, unless H is given, which says more than one gradient does.
 
-    Where only some blocks have it, β₂ is (b,), in the dtype and on the device of `like` (b, ...).
+    Where only some blocks have a given H, β₂ is (b,), with the dtype and device of `like` (b, ...).
     """
     beta2 = group["precond_lr"]
     if isinstance(H, MixedCurvature):

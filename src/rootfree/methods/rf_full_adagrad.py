@@ -52,7 +52,7 @@ def _plain_direction(
 def _refresh_(
     group: Group, structures: Structures, state: State, H: BlockCurvature
 ) -> tuple[Tensor, Tensor] | None:
-    """Bring H into S and S⁻¹; by rank one with what `woodbury_` returns.  Changes state."""
+    """Bring H into S and S⁻¹; a rank-one update returns what `woodbury_` does.  Changes state."""
     S_inv, beta2, gamma = state["inverse"], group["precond_lr"], group["gamma"]
     if "factor" not in state:
         assert isinstance(H, OuterProducts)

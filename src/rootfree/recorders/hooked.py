@@ -1,4 +1,4 @@
-"""What recorders share that hook modules: they see calls, and find out whether they see enough."""
+"""Recorders with hooks on modules, and the checks that what the hooks see is enough."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ class HookedRecorder(Recorder):
         ]
 
     def _before_model(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        """How many examples there are."""
+        """Count the examples."""
         try:
             self._n = first_length(args, kwargs)
-        except ValueError:  # no tensor among them: the layers know themselves
+        except ValueError:  # the input has no tensor
             self._n = None
 
     @_disable_dynamo
     def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
-        """Ask once where those with two axes as long as the batch have their examples."""
-        # What the model's forward pass used in place of sharded parameters is there now.
+        """Find out on which of two axes as long as the batch the examples are."""
+        # Sharded parameters are whole once the forward pass has used them.
         late, self._late = self._late, []
         leaves = dict(zip(late, self._leaves(late), strict=True))
         self._handles += self._whole.install(leaves, self._scale_of)

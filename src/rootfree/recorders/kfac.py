@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from rootfree.curvature import ParameterCurvature
 from rootfree.recorders.example_gradients import total_of_layer
-from rootfree.recorders.grams import as_written, row_dtype
+from rootfree.recorders.grams import row_dtype, without_autocast
 from rootfree.recorders.hooked import HookedRecorder
 from rootfree.recorders.kfac_factors import (
     Call,
@@ -81,8 +81,8 @@ class KFACRecorder(HookedRecorder):
     _records: dict[Tensor, LayerSums]  # by the weight
     _calls: list[Call]  # of the forward passes whose loss has not been seen yet
     _made: dict[int, dict[Tensor, OfLayer]]  # by batch size and weight
-    _pairs: dict[Tensor, Tensor]  # as the optimizer was told, whatever is frozen later
-    _through: dict[Tensor, dict[int, Tensor]]  # by weight and backward pass: what came by its layer
+    _pairs: dict[Tensor, Tensor]  # as the optimizer knows them, whatever is frozen later
+    _through: dict[Tensor, dict[int, Tensor]]  # gradients seen in layers, by weight and pass
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class KFACRecorder(HookedRecorder):
         # checkpointing, and autograd may hold only a half-precision copy. They count once the
         # gradient is seen: a checkpoint's recomputed forward pass never gets one.
         dtype = row_dtype(x)  # asked before autocast is off
-        with as_written(x.device.type):
+        with without_autocast(x.device.type):
             call = Call(layer, input_sums(layer, x.detach(), dtype, self.sharing, self.max_dense))
         if self._whole.waits_for(layer.weight):
             output.register_hook(partial(self._on_whole, layer, x.detach(), context))
@@ -154,7 +154,7 @@ class KFACRecorder(HookedRecorder):
             self._calls.append(call)
 
     def _look_at_examples(self, layer: Layer, x: Tensor, output: Tensor) -> None:
-        """Positions are averaged: they must not be the examples."""
+        """Check that the positions, which are averaged, are not the examples."""
         shared = output.dim() > 2 and not isinstance(layer, ConvLayer)
         if not shared or layer.weight in self._examples_first or self._n is None:
             return
@@ -172,7 +172,7 @@ class KFACRecorder(HookedRecorder):
     def _on_whole(self, layer: Layer, x: Tensor, context: object, grad: Tensor) -> None:
         """Add up the gradient of a weight as far as it comes through its layer."""
         if self._counts(context):
-            with torch.no_grad(), as_written(grad.device.type):
+            with torch.no_grad(), without_autocast(grad.device.type):
                 total = total_of_layer(layer, x, grad.detach()) / self._scale_of(grad)
             through = self._through.setdefault(layer.weight, {})
             number = this_backward()
@@ -190,7 +190,7 @@ class KFACRecorder(HookedRecorder):
             self._add(call, grad, factor=self._scale_of(grad))
 
     def _add(self, call: Call, grad: Tensor, *, factor: Tensor | float = 1.0) -> None:
-        with as_written(grad.device.type):
+        with without_autocast(grad.device.type):
             G = gradient_sum(call, grad.detach(), self.sharing, self.max_dense)
             if not isinstance(factor, float):
                 G /= factor**2
@@ -248,7 +248,7 @@ class KFACRecorder(HookedRecorder):
         return (weights if p is weight else biases).row(row)
 
     def _factor(self, batch_size: int) -> float:
-        """By what Σ g gᵀ is multiplied."""
+        """The factor of Σ g gᵀ in G."""
         if self.fisher == "empirical":
             # Rows g are of the differentiated loss, an average: B Σ g gᵀ is (1/B) Σ (Bg)(Bg)ᵀ.
             # Gradients of ranks are summed and divided: a rank's g is that many times too large.

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
 from rootfree.recorders import example_gradients
-from rootfree.recorders.grams import as_written
+from rootfree.recorders.grams import without_autocast
 from rootfree.recorders.hooked import HookedRecorder
 from rootfree.recorders.layers import find_layers
 from rootfree.recorders.soundness import NOT_WHOLE, this_backward
@@ -35,7 +35,7 @@ class _Call:
 
 
 class PerExampleGradients(SumOfOuterProducts):
-    """A sum of outer products whose V is computed when it is asked for, and kept by nobody."""
+    """A sum of outer products whose V is computed on demand and not kept."""
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:
         object.__setattr__(self, "_compute", compute)
@@ -142,7 +142,7 @@ class PerExampleFisherRecorder(HookedRecorder):
             output.register_hook(hook)
 
     def _why_not(self, module: nn.Module, inputs: list[Any]) -> str:
-        """Why a module is not recorded, for where none is."""
+        """Why a module is not recorded: the message where none is."""
         count = "examples" if self._n is None else f"{self._n} examples"
         shapes = [str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor)]
         return (
@@ -164,7 +164,7 @@ class PerExampleFisherRecorder(HookedRecorder):
             grad = grad / self._scale_of(grad)
         call = _Call(this_backward(), x, version, params, grad)
         if module not in self._tried and len(x) > 0 and not isinstance(module, _BatchNorm):
-            # Whether `torch.func` can treat the module is found out once, with one example.
+            # One example shows, once, whether `torch.func` can treat the module.
             self._tried.add(module)
             one = _Call(call.backward, x[:1], version, params, grad[:1])
             try:
@@ -175,7 +175,7 @@ class PerExampleFisherRecorder(HookedRecorder):
         self._records.setdefault(module, []).append(call)
 
     def _copies(self, module: nn.Module) -> dict[str, Tensor]:
-        """The parameters of a module that torch.func treats: they are whole in its forward only."""
+        """Parameters for torch.func of a sharded module: they are whole in its forward only."""
         if isinstance(module, _BatchNorm) or module in self._layers:
             return {}
         return {n: p.detach().clone() for n, p in module.named_parameters(recurse=False)}
@@ -208,7 +208,7 @@ class PerExampleFisherRecorder(HookedRecorder):
         return owners if usable else []
 
     def _count(self) -> int:
-        """The examples that were seen here."""
+        """How many examples this process saw."""
         return max(
             sum({call.backward: len(call.grad) for call in calls}.values())
             for calls in self._records.values()
@@ -233,7 +233,7 @@ class PerExampleFisherRecorder(HookedRecorder):
         return self._ranks.gather(V)
 
     def _of_call(self, module: nn.Module, name: str, call: _Call) -> Tensor:
-        with torch.no_grad(), as_written(call.x.device.type):
+        with torch.no_grad(), without_autocast(call.x.device.type):
             layer = self._layers.get(module)
             if layer is not None:
                 return example_gradients.of_layer(layer, name, call.x, call.grad)
@@ -260,7 +260,7 @@ class PerExampleFisherRecorder(HookedRecorder):
         return torch.stack([self._of_call(m, name, call).sum(0) for m, name, call in mine]).sum(0)
 
     def _reduce(self) -> None:
-        """Examples are gathered when they are asked for; here ranks agree on what there is."""
+        """Let ranks agree on what there is; `of` gathers the examples themselves."""
         seen, self._refused = self._ranks.unions(self._modules, self._records, self._refused)
         for module in seen:  # a rank that did not call the module takes part with no examples
             self._records.setdefault(module, [])

@@ -11,22 +11,22 @@ from rootfree.placement.unsharded import unsharded
 
 
 def spots_of(model: nn.Module, names: Iterable[str]) -> list[tuple[Any, str, Any]]:
-    """Dicts of modules, with a name and what it stands for: all that parameters depend on.
+    """(dict of a module, name, object) for every module and parameter on the way to the names.
 
-    A look at them takes a fraction of the time of following the names.
+    Comparing these takes a fraction of the time of following the names.
     """
     spots: dict[tuple[int, str], tuple[Any, str, Any]] = {}
     for path in (name.split(".") for name in names):
         found: Any = model
         for i, name in enumerate(path):
             place = getattr(found, "_modules" if i < len(path) - 1 else "_parameters", {})
-            found = place.get(name, place)  # itself: never what the name stands for
+            found = place.get(name, place)  # where it is not there, what it can never be
             spots[id(place), name] = (place, name, found)
     return list(spots.values())
 
 
 def replaced_in(model: nn.Module, names: dict[Tensor, str]) -> str | None:
-    """The name of a parameter that is another one now."""
+    """The name of a parameter that was replaced; None: none was."""
     for p, name in names.items():
         found: Any = model
         for each in name.split("."):

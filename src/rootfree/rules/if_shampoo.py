@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rootfree.curvature import BlockCurvature
 from rootfree.structures import Structure, multiply_axis, per_block
-from rootfree.structures.base import halved, products_of_others
+from rootfree.structures.base import in_float16, products_of_others
 
 Norm = Callable[[int, Tensor], Tensor]
 
@@ -73,7 +73,7 @@ def move_factors_(
         step = beta2[n] * norm(n, m).clamp(min=1.0).reciprocal()
         scaled = (m * per_block(step, m)).to(dtype)
         if dtype == torch.float16:
-            unit, size = halved(K)
+            unit, size = in_float16(K)
             K.sub_(structure.product(unit, scaled) * per_block(size, K))
         else:
             K.sub_(structure.product(K.to(dtype), scaled))
