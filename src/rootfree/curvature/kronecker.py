@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from string import ascii_letters
 
 import torch
@@ -251,16 +252,15 @@ class KroneckerBlocks:
         """Trace of U·⊗_{j≠n} Pⱼ/dⱼ over the part's axes j ≠ n: (b, d, d), or diagonal (b, d)."""
         if len(part.axes) == 1:
             return part.U
+        # a counts blocks; axis j has a letter for its rows and, unless U is diagonal, its columns
+        each = 1 if part.is_diagonal else 2
+        letters = {j: ascii_letters[1 + 2 * k :][:each] for k, j in enumerate(part.axes)}
         sizes = [self.sizes[j] for j in part.axes]
-        rows = {j: ascii_letters[1 + 2 * k] for k, j in enumerate(part.axes)}
-        columns = rows if part.is_diagonal else {j: chr(ord(r) + 1) for j, r in rows.items()}
-        letters = list(rows.values()) + ([] if part.is_diagonal else list(columns.values()))
-        operands = [part.U.view(-1, *sizes, *([] if part.is_diagonal else sizes))]
-        terms = ["a" + "".join(letters)]
+        terms = ["a" + "".join(chain(*zip(*letters.values(), strict=True)))]
+        operands = [part.U.view(-1, *sizes * each)]
         for j in part.axes:
             if j != n:
+                terms.append("a" + letters[j])
                 operands.append(P(j, part.is_diagonal) / self.sizes[j])
-                terms.append("a" + rows[j] + ("" if part.is_diagonal else columns[j]))
-        kept = "a" + rows[n] + ("" if part.is_diagonal else columns[n])
-        C: Tensor = torch.einsum(f"{','.join(terms)}->{kept}", *operands)
+        C: Tensor = torch.einsum(f"{','.join(terms)}->a{letters[n]}", *operands)
         return C

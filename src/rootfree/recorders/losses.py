@@ -9,7 +9,6 @@ that is differentiated is w Σ ℓ, with w = 1/B for an average and 1 for a sum.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -71,10 +70,9 @@ class CrossEntropy:
         return torch.where(p > 0.5 / z.shape[_class_axis(z)], g / p, 0.0).amax()
 
 
-class ElementwiseLoss(ABC):
+class ElementwiseLoss(Loss, Protocol):
     """One term ℓ for each element of z; a loss may also count the rows of z as its terms."""
 
-    @abstractmethod
     def hessian(self, z: Tensor) -> Tensor:
         """∇²ℓ of each element."""
 

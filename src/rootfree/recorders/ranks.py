@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from rootfree.placement.data_parallel import data_parallel_ranks
 from rootfree.placement.processes import device_group, host_group, initialised
 from rootfree.placement.unsharded import gradient_divisor
-
-Item = TypeVar("Item")
 
 
 class GradientRanks:
@@ -67,7 +65,7 @@ class GradientRanks:
         torch.distributed.all_reduce(total, group=self._hosts)
         return [int(number) for number in total]
 
-    def unions(self, items: Collection[Item], *sets: Container[Item]) -> list[set[Item]]:
+    def unions(self, items: Collection[Any], *sets: Container[Any]) -> list[set[Any]]:
         """For each of the sets: the items that are in it on any rank."""
         counts = iter(self.sums([int(item in each) for each in sets for item in items]))
         return [{item for item in items if next(counts) > 0} for _ in sets]

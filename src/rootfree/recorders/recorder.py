@@ -66,7 +66,7 @@ class Recorder(ABC):
             )
         self._ranks = GradientRanks(model, process_group)
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        self._spots = spots_of(model, self._names.values())
+        self._spots = spots_of(model)
         self._sharded = any(map(is_sharded, self._names))
         self._open = False
         self._skipping = False
