@@ -215,6 +215,20 @@ def test_type_2_is_the_fisher_of_the_last_layer_for_one_datum() -> None:
     assert relative(H, exact_fisher(model, model(x), p, "binary_cross_entropy")) < TOLERANCE
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse", "binary_cross_entropy"])
+@pytest.mark.parametrize("positions", [(), (2,)])
+def test_an_exact_hessian_without_examples_is_zero(loss: str, positions: tuple[int, ...]) -> None:
+    """As on a rank whose part of the batch is empty."""
+    layer = nn.Linear(4, CLASSES)
+    recorder = KFACRecorder(layer, fisher="type-2", loss=loss)
+    with recorder:
+        outputs = layer(normal(0, *positions, 4).to(layer.weight.dtype)).movedim(-1, 1)
+        recorder.backward(outputs.sum(), outputs)
+    H = recorder.of(layer.weight, batch_size=1)
+    assert H is not None
+    assert H.factors[0].count_nonzero() == 0
+
+
 def test_cross_entropy_over_positions() -> None:
     """Classes are on axis 1, as F.cross_entropy has them; every position is a term."""
     model = seeded(lambda: nn.Conv1d(2, CLASSES, 1))

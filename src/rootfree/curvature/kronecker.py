@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from string import ascii_letters
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from rootfree.curvature.outer_products import LARGEST
 from rootfree.structures import Structure, per_block
-from rootfree.structures.base import divided, power_of_two
+from rootfree.structures.base import divided, power_of_two, products_of_others, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class KroneckerCurvature:
 
     factors: tuple[Tensor, ...]
     axes: tuple[int, ...]
-    # Where it was made with others of its form: their stack, and the row of it that this one is.
+    # The stack of curvatures of one form that it was made with, if any, and its row there.
     _stack: KroneckerStack | None = field(default=None, init=False, repr=False, compare=False)
     _row: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -61,7 +62,7 @@ class KroneckerCurvature:
 
     def diagonal(self) -> Tensor:
         """The diagonal of H, with shape `axes`."""
-        wide = torch.promote_types(self.factors[0].dtype, torch.float32)
+        wide = wide_dtype(self.factors[0].dtype)
         product = self.factors[0].new_ones((), dtype=wide)
         for U in self.factors:
             diagonal = U if U.dim() == 1 else U.diagonal()
@@ -90,8 +91,8 @@ class FactorStack:
 class KroneckerStack:
     """The curvature of k parameters that are alike in form.
 
-    It is looked at and cut for all of them at once: on the host, a hundred layers cost that much
-    more than one.
+    It is checked and cut for all of them at once: calls for each of a hundred layers would take the
+    host a hundred times as long.
     """
 
     def __init__(self, factors: Sequence[FactorStack]) -> None:
@@ -110,7 +111,7 @@ class KroneckerStack:
 
     @staticmethod
     def of(Hs: Sequence[KroneckerCurvature]) -> KroneckerStack:
-        """A stack of these, the one that they are all rows of, in order, if there is one."""
+        """A stack of these: the one whose rows they are, all and in order, or a new one."""
         known, places = Hs[0]._stack, [(H._stack, H._row) for H in Hs]
         if known is not None and places == [(known, i) for i in range(len(known))]:
             return known
@@ -133,6 +134,10 @@ class Part:
     def is_diagonal(self) -> bool:
         """Whether U is the diagonal of a matrix."""
         return self.U.dim() == 2
+
+    def ones(self) -> Tensor:
+        """A one for each block: (b,)."""
+        return self.U.new_ones(len(self.U))
 
     def to(self, dtype: torch.dtype) -> Part:
         """The same in another dtype."""
@@ -170,15 +175,13 @@ class KroneckerBlocks:
         """For every axis n: Π(Kₙᵀ Cₙ Kₙ), of parts scaled to entries of at most one, and weight."""
 
         def P(j: int, diagonal: bool) -> Tensor:  # KⱼKⱼᵀ
-            wide = Ks[j].to(self._dtype)
+            wide = Ks[j].to(self.parts[0].U.dtype)
             if diagonal:
                 return structures[j].squared_rows(wide)
             K = structures[j].unpack(wide)
             return K @ K.mT
 
-        # squared one after the other: the product of scales may be large, that of weights too
-        weight = self._ones() * self.scale * self.scale
-        traces, grams = [], {}
+        weight, traces, grams = self._weight, [], {}
         for part in self.parts:
             unit = part.unit()
             weight = weight * unit
@@ -192,12 +195,7 @@ class KroneckerBlocks:
                     C = self._along(part, n, P)
                     grams[n] = structures[n].project_congruence(Ks[n], C)
             traces.append(structures[first].trace(grams[first]) / self.sizes[first])
-        # the other parts come in by their traces
-        others = [
-            math.prod([t for j, t in enumerate(traces) if j != i], start=weight)
-            for i in range(len(traces))
-        ]
-        weights = {n: others[i] for i, part in enumerate(self.parts) for n in part.axes}
+        weights = self._beside(traces, weight)
         return [(grams[n], weights[n].clamp(max=LARGEST)) for n in range(len(self.sizes))]
 
     def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
@@ -209,7 +207,9 @@ class KroneckerBlocks:
         Cs, traces = {}, []
         units = [part.unit() for part in self.parts]
         # The scales bring H back from the end of the range: neither they nor the units in a row.
-        weight = math.prod(units[1:], start=self._ones() * self.scale * units[0] * self.scale)
+        weight = math.prod(
+            units[1:], start=self.parts[0].ones() * self.scale * units[0] * self.scale
+        )
         for part, unit in zip(self.parts, units, strict=True):
             part = Part(part.axes, divided(part.U, unit))
             for n in part.axes:
@@ -218,21 +218,17 @@ class KroneckerBlocks:
             # tr(CP)/d; both are symmetric
             product = Cs[first] * P(first, part.is_diagonal)
             traces.append(product.flatten(1).sum(1) / self.sizes[first])
-        terms: dict[int, Tensor] = {}
-        for i, part in enumerate(self.parts):
-            others = math.prod([t for j, t in enumerate(traces) if j != i], start=weight)
-            for n in part.axes:
-                C = Cs[n].diag_embed() if part.is_diagonal else Cs[n]
-                terms[n] = C * per_block(others, C)
-        return [terms[n] for n in range(len(self.sizes))]
+        weights = self._beside(traces, weight)
+        dense = [C if C.dim() == 3 else C.diag_embed() for _, C in sorted(Cs.items())]
+        return [C * per_block(weights[n], C) for n, C in enumerate(dense)]
 
     def dense(self) -> Tensor:
         (part,) = self.parts
         H = part.U.diag_embed() if part.is_diagonal else part.U
-        return H * per_block(self._ones() * self.scale * self.scale, H)
+        return H * per_block(self._weight, H)
 
     def root_mean_diagonal(self, sizes: Sequence[int]) -> Tensor:
-        root = self._ones() * self.scale
+        root = self.parts[0].ones() * self.scale
         for part in self.parts:
             diagonal = part.U if part.is_diagonal else part.U.diagonal(dim1=1, dim2=2)
             # the sum of many that are large may be infinite where none of them is
@@ -240,8 +236,7 @@ class KroneckerBlocks:
         return root
 
     def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> KroneckerBlocks:
-        wide = torch.promote_types(dtype, torch.float32)
-        parts = tuple(part.to(wide) for part in self.parts)
+        parts = tuple(part.to(wide_dtype(dtype)) for part in self.parts)
         return KroneckerBlocks(parts, self.sizes, self.scale * scale)
 
     def rows(self, rows: slice) -> KroneckerBlocks:
@@ -250,27 +245,29 @@ class KroneckerBlocks:
         return KroneckerBlocks(parts, self.sizes, scale)
 
     @property
-    def _dtype(self) -> torch.dtype:
-        return self.parts[0].U.dtype
+    def _weight(self) -> Tensor:
+        """scale² (b,)."""
+        # one after the other: the product of scales may be large, that of weights too
+        return self.parts[0].ones() * self.scale * self.scale
 
-    def _ones(self) -> Tensor:
-        U = self.parts[0].U
-        return U.new_ones(U.shape[0])
+    def _beside(self, traces: Sequence[Tensor], weight: Tensor) -> dict[int, Tensor]:
+        """For every axis: the weight times the traces of all parts but the axis's own."""
+        others = products_of_others(traces, start=weight)
+        return {n: others[i] for i, part in enumerate(self.parts) for n in part.axes}
 
     def _along(self, part: Part, n: int, P: Callable[[int, bool], Tensor]) -> Tensor:
         """Trace of U·⊗_{j≠n} Pⱼ/dⱼ over the part's axes j ≠ n: (b, d, d), or diagonal (b, d)."""
         if len(part.axes) == 1:
             return part.U
+        # a counts blocks; axis j has a letter for its rows and, unless U is diagonal, its columns
+        each = 1 if part.is_diagonal else 2
+        letters = {j: ascii_letters[1 + 2 * k :][:each] for k, j in enumerate(part.axes)}
         sizes = [self.sizes[j] for j in part.axes]
-        rows = {j: ascii_letters[1 + 2 * k] for k, j in enumerate(part.axes)}
-        columns = rows if part.is_diagonal else {j: chr(ord(r) + 1) for j, r in rows.items()}
-        letters = list(rows.values()) + ([] if part.is_diagonal else list(columns.values()))
-        operands = [part.U.view(-1, *sizes, *([] if part.is_diagonal else sizes))]
-        terms = ["a" + "".join(letters)]
+        terms = ["a" + "".join(chain(*zip(*letters.values(), strict=True)))]
+        operands = [part.U.view(-1, *sizes * each)]
         for j in part.axes:
             if j != n:
+                terms.append("a" + letters[j])
                 operands.append(P(j, part.is_diagonal) / self.sizes[j])
-                terms.append("a" + rows[j] + ("" if part.is_diagonal else columns[j]))
-        kept = "a" + rows[n] + ("" if part.is_diagonal else columns[n])
-        C: Tensor = torch.einsum(f"{','.join(terms)}->{kept}", *operands)
+        C: Tensor = torch.einsum(f"{','.join(terms)}->a{letters[n]}", *operands)
         return C

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from rootfree.structures import Structure, matricise, multiply_axis, per_block
-from rootfree.structures.base import divided, power_of_two
+from rootfree.structures.base import (
+    divided,
+    in_float16,
+    power_of_two,
+    sum_of_squares,
+    wide_dtype,
+)
 
 # Curvature beyond this is as good as infinite: the factor's step is normalised. Without the limit
 # the squared norm of a tangent vector could leave the range of fp32.
@@ -44,8 +50,7 @@ class SumOfOuterProducts:
 
     def diagonal(self) -> Tensor:
         """The diagonal of H, shaped like the parameter."""
-        wide = torch.promote_types(self.V.dtype, torch.float32)  # halves overflow when squared
-        return self.V.to(wide).square().sum(0)
+        return sum_of_squares(self.V, dim=0)
 
 
 @dataclass(frozen=True)
@@ -64,17 +69,42 @@ class OuterProducts:
     def in_frame(
         self, Ks: Sequence[Tensor], structures: Sequence[Structure]
     ) -> list[tuple[Tensor, Tensor]]:
-        """For every axis n: Π(Σᵢ V̂ᵢ₍ₙ₎V̂ᵢ₍ₙ₎ᵀ) and its weight; V̂ᵢ is Vᵢ with Kⱼᵀ on each axis j."""
-        # The weight first: squares of small gradients would underflow on their own.
-        V, scale = self.V, math.sqrt(self.weight) * self.scale
+        """For every axis n: Π(Σᵢ V̂ᵢ₍ₙ₎V̂ᵢ₍ₙ₎ᵀ) and its weight; V̂ᵢ is Vᵢ with Kⱼᵀ on each axis j.
+
+        V̂ is scaled to entries of at most one, so that no product overflows or vanishes in half
+        precision; the weight makes up for it.
+        """
+        V, sizes = self.V, [structure.d for structure in structures]
+        # Roots are multiplied before they are squared: squares of small gradients would underflow.
+        root = math.sqrt(self.weight) * self.scale
         if self.given:  # gradients were limited, so that their products with factors are in range
             unit = _unit(V)
-            V, scale = divided(V, unit.to(V.dtype)), unit * scale
-        return _in_frame(V, Ks, structures, scale=scale)
+            V, root = divided(V, unit.to(V.dtype)), unit * root
+        for n, (K, structure) in enumerate(zip(Ks, structures, strict=True)):
+            V = multiply_axis(V, n, partial(structure.apply_transposed, K))
+        unit = _unit(V)
+        columns = math.prod(V.shape[1:]) / min(sizes)
+        if V.dtype == torch.float16 and columns > 2**15:  # a sum of so many ones would overflow
+            unit = unit * 2.0 ** math.ceil(math.log2(columns / 2**15) / 2)
+        V = V / per_block(unit.to(V.dtype), V)
+        weight = (unit * root).square().clamp(max=LARGEST)
+        return [
+            (structure.project_gram(matricise(V, n)), weight / (math.prod(sizes) / sizes[n]))
+            for n, structure in enumerate(structures)
+        ]
 
     def contracted(self, inverses: Sequence[Tensor]) -> list[Tensor]:
         """For every axis n: weight/D₋ₙ·Σᵢ Vᵢ₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]Vᵢ₍ₙ₎ᵀ, dense (b, d_n, d_n)."""
-        return _contracted(self.vectors(), inverses, weight=self.weight)
+        V, sizes = self.vectors(), [S_inv.shape[-1] for S_inv in inverses]
+        terms = []
+        for n in range(len(sizes)):
+            X = V
+            for j, S_inv in enumerate(inverses):
+                if j != n:
+                    X = multiply_axis(X, j, partial(torch.matmul, S_inv))
+            gram = matricise(V, n) @ matricise(X, n).mT
+            terms.append(gram * (self.weight * sizes[n] / math.prod(sizes)))
+        return terms
 
     def dense(self) -> Tensor:
         V = self.vectors()
@@ -83,7 +113,7 @@ class OuterProducts:
         return V @ V.mT if self.weight == 1 else V @ V.mT * self.weight
 
     def root_mean_diagonal(self, sizes: Sequence[int]) -> Tensor:
-        wide = torch.promote_types(self.V.dtype, torch.float32)
+        wide = wide_dtype(self.V.dtype)
         largest = self.V.abs().flatten(1).amax(1).to(wide)
         # No squares of very small numbers.
         unit = self.V.flatten(1).to(wide) / largest.clamp(min=torch.finfo(wide).tiny)[:, None]
@@ -93,8 +123,7 @@ class OuterProducts:
     def for_operands(self, dtype: torch.dtype, scale: Tensor | float) -> OuterProducts:
         if dtype != torch.float16:
             return replace(self, V=self.V.to(dtype), scale=self.scale * scale)
-        size = self.V.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-        V = (self.V / per_block(size, self.V)).half()
+        V, size = in_float16(self.V)
         return replace(self, V=V, scale=self.scale * scale * size)
 
     def rows(self, rows: slice) -> OuterProducts:
@@ -108,44 +137,7 @@ class OuterProducts:
         return self.V if self.scale == 1.0 else self.V * self.scale
 
 
-def _in_frame(
-    V: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure], *, scale: Tensor | float
-) -> list[tuple[Tensor, Tensor]]:
-    """Grams of V (b, d_1..d_N) or (b, d_1..d_N, r) in the factors' frame: (packed, weight (b,)).
-
-    The gram is of a V̂ scaled to entries of at most one, so that no product overflows or vanishes in
-    half precision; the weight makes up for it.
-    """
-    sizes = [structure.d for structure in structures]
-    for n, (K, structure) in enumerate(zip(Ks, structures, strict=True)):
-        V = multiply_axis(V, n, partial(structure.apply_transposed, K))
-    unit = _unit(V)
-    columns = math.prod(V.shape[1:]) / min(sizes)
-    if V.dtype == torch.float16 and columns > 2**15:  # a sum of so many ones would overflow
-        unit = unit * 2.0 ** math.ceil(math.log2(columns / 2**15) / 2)
-    V = V / per_block(unit.to(V.dtype), V)
-    weight = (unit * scale).square().clamp(max=LARGEST)
-    return [
-        (structure.project_gram(matricise(V, n)), weight / (math.prod(sizes) / sizes[n]))
-        for n, structure in enumerate(structures)
-    ]
-
-
 def _unit(V: Tensor) -> Tensor:
     """A power of two for each block, at least as large as its numbers, in fp32 or wider: (b,)."""
-    wide = torch.promote_types(V.dtype, torch.float32)
-    return power_of_two(V.abs().flatten(1).amax(1).to(wide).clamp(min=torch.finfo(V.dtype).tiny))
-
-
-def _contracted(V: Tensor, inverses: Sequence[Tensor], *, weight: int) -> list[Tensor]:
-    """weight/D₋ₙ·V₍ₙ₎[⊗_{j≠n} Sⱼ⁻¹]V₍ₙ₎ᵀ of V (b, d_1..d_N) or, summed over i, (b, d_1..d_N, r)."""
-    sizes = [S_inv.shape[-1] for S_inv in inverses]
-    terms = []
-    for n in range(len(sizes)):
-        X = V
-        for j, S_inv in enumerate(inverses):
-            if j != n:
-                X = multiply_axis(X, j, partial(torch.matmul, S_inv))
-        gram = matricise(V, n) @ matricise(X, n).mT
-        terms.append(gram * (weight * sizes[n] / math.prod(sizes)))
-    return terms
+    largest = V.abs().flatten(1).amax(1).to(wide_dtype(V.dtype))
+    return power_of_two(largest.clamp(min=torch.finfo(V.dtype).tiny))

@@ -36,11 +36,9 @@ def regroup(view: tuple[int, ...], axes: tuple[int, ...]) -> Groups:
                 ours, i = ours * view[i], i + 1
             else:
                 theirs, j = theirs * axes[j], j + 1
-        # Axes of size one belong to what is before them.
+        # Axes of size one belong to what is before them; a view has none.
         while j < len(axes) and axes[j] == 1:
             j += 1
-        while i < len(view) and view[i] == 1:
-            i += 1
         groups.append((range(first_i, i), range(first_j, j)))
     return tuple(groups)
 

@@ -1,4 +1,4 @@
-"""Between an optimizer and the curvature that it was given: when it is asked, and what it says."""
+"""Asks a user's curvature on behalf of an optimizer, and checks what it answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Largest: TypeAlias = tuple[Sequence[Tensor], Tensor]
 
 
 class CurvatureSource:
-    """A user's curvature, asked once at the start of a step; the answers serve that step."""
+    """A user's curvature; it is asked once at the start of a step, for that step."""
 
     def __init__(self, curvature: Curvature) -> None:
         if not isinstance(curvature, Curvature):
@@ -45,13 +45,13 @@ class CurvatureSource:
 
     @_disable_dynamo
     def check(self, params: Sequence[Tensor]) -> None:
-        """Let the curvature refuse a step that refreshes the preconditioners of these."""
+        """Let the curvature refuse a step that refreshes the preconditioners of `params`."""
         if params:
             self._curvature.check(params)
 
     @_disable_dynamo
     def matrices_of(self, params: Iterable[Tensor]) -> list[tuple[Tensor, tuple[int, ...]]]:
-        """The owners of these parameters, and the shapes that their curvature is of."""
+        """The owners of these parameters, with the shapes of the matrices that H is of."""
         owners = dict.fromkeys(map(self.pairs.owner, params))
         return [(p, self.pairs.shape_of(p)) for p in owners]
 
@@ -61,9 +61,9 @@ class CurvatureSource:
         matrices: Iterable[tuple[Tensor, tuple[int, ...], int]],
         blocks_here: Callable[[Tensor], Sequence[Tile] | None],
     ) -> None:
-        """Get H of matrices with their B, and look at its form before anything changes.
+        """Ask for H of each matrix (owner, shape, B), and check it before anything changes.
 
-        `blocks_here`: where ranks share the blocks of a parameter, those that are owned here.
+        `blocks_here`: the blocks of a parameter that this rank owns; None: ranks do not share them.
         """
         self._answers, self._cuts, self.largest = {}, {}, []
         answers: dict[Tensor, ParameterCurvature | None] = {}
@@ -72,13 +72,13 @@ class CurvatureSource:
         for p, shape, B in matrices:
             if p not in answers:
                 H = self._curvature.of(p, batch_size=B)
-                # V may be gathered from all ranks: now, as later only owners ask for it.
+                # All ranks may have to gather V, so now: later only owners of blocks ask for it.
                 V = H.V if isinstance(H, SumOfOuterProducts) else None
                 _check_form(H, p, shape, known)
                 answers[p] = H
                 if V is None or type(H) is SumOfOuterProducts:
                     held += [] if H is None else [(p, H)]
-                else:  # now, too: V need not stay, and is made anew where it is used
+                else:  # at once: V is not kept, but computed again where it is used
                     self.largest += _largest([(p, SumOfOuterProducts(V))])
                 if V is not None:
                     self._cuts |= {(p, tile): cut_out(tile, V) for tile in blocks_here(p) or ()}
@@ -112,7 +112,7 @@ class CurvatureSource:
     ) -> list[Tensor]:
         """diag(H) in the shapes of the gradients; B·g² where H is not known.
 
-        `offsets`: where gradients that are parts of their parameters' begin in these.
+        `offsets`: where each gradient begins in that of the whole parameter; None: it is all of it.
         """
         result = []
         for p, g, at in zip(params, gs, offsets, strict=True):
@@ -130,7 +130,7 @@ class CurvatureSource:
 
 
 def _check_form(H: Any, p: Tensor, shape: tuple[int, ...], known: set[Any]) -> None:
-    """Refuse what is no curvature of `p`.  Changes known: kinds of tensors that were looked at."""
+    """Refuse what is no curvature of `p`.  Changes known, the kinds of tensors already checked."""
     if H is None:
         return
     if isinstance(H, KroneckerCurvature):

@@ -23,8 +23,10 @@ from rootfree.curvature.kronecker import (
 from rootfree.curvature.outer_products import OuterProducts, SumOfOuterProducts
 from rootfree.curvature.protocol import ParameterCurvature
 from rootfree.curvature.regrouping import entries_at, places_of, regroup
+from rootfree.layout.buckets import rows_in
 from rootfree.layout.tiles import Tile
 from rootfree.structures import Structure
+from rootfree.structures.base import wide_dtype
 
 
 class BlockCurvature(Protocol):
@@ -111,7 +113,7 @@ def _stack(form: tuple[Any, ...], runs: Sequence[_Run], G: Tensor, *, B: int) ->
         for (tile, H), part in zip(given, parts, strict=True):
             part.view(*tile.counts, *tile.sizes, form[1]).copy_(_grid_of_many(tile, H.V))
         return OuterProducts(V, given=True)
-    wide = torch.promote_types(G.dtype, torch.float32)
+    wide = wide_dtype(G.dtype)
     restricted = [_parts([H for _, H in run], run[0][0], wide) for run in runs]
     return KroneckerBlocks(
         tuple(
@@ -229,8 +231,4 @@ class MixedCurvature:
 def _take(stack: Tensor, rows: Sequence[slice]) -> Tensor:
     if rows[0].start == 0 and sum(row.stop - row.start for row in rows) == len(stack):
         return stack
-    return _joined([stack[row] for row in rows])
-
-
-def _joined(stacks: Sequence[Tensor]) -> Tensor:
-    return stacks[0] if len(stacks) == 1 else torch.cat(tuple(stacks))
+    return rows_in(stack, rows)

@@ -49,9 +49,7 @@ def register() -> list[str]:
 
 def _methods() -> list[type[RootFreeOptimizer]]:
     public = [getattr(rootfree, name) for name in rootfree.__all__]
-    classes = [
-        value for value in public if inspect.isclass(value) and not inspect.isabstract(value)
-    ]
+    classes = [each for each in public if inspect.isclass(each) and not inspect.isabstract(each)]
     return [each for each in classes if issubclass(each, RootFreeOptimizer)]
 
 

@@ -7,7 +7,7 @@ call serves every block of the model that has the same shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -66,11 +66,14 @@ class Bucket(Generic[Plan]):
         return rows
 
 
-def select(slabs: Mapping[str, Tensor], rows: list[slice]) -> dict[str, Tensor]:
-    """Some rows of every slab: views of one run, copies of several."""
-    if len(rows) == 1:
-        return {name: slab[rows[0]] for name, slab in slabs.items()}
-    return {name: torch.cat([slab[each] for each in rows]) for name, slab in slabs.items()}
+def rows_in(stack: Tensor, rows: Sequence[slice]) -> Tensor:
+    """Some rows of a stack: a view of one run, a copy of several."""
+    return stack[rows[0]] if len(rows) == 1 else torch.cat([stack[each] for each in rows])
+
+
+def select(slabs: Mapping[str, Tensor], rows: Sequence[slice]) -> dict[str, Tensor]:
+    """Some rows of every slab."""
+    return {name: rows_in(slab, rows) for name, slab in slabs.items()}
 
 
 def put_back_(slabs: Mapping[str, Tensor], rows: list[slice], state: Mapping[str, Tensor]) -> None:

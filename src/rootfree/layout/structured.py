@@ -52,7 +52,7 @@ def structure_option(
     return tuple(value) if isinstance(value, list) else value
 
 
-#: The same, of structures with the mirror image of every entry.
+#: The same for structures that hold the mirror image of every entry.
 symmetric_structure_option = partial(structure_option, make=_symmetric)
 
 

@@ -77,8 +77,8 @@ class DiagonalOptimizer(RootFreeOptimizer):
     ) -> list[Tensor]:
         """s <- (1 - β₂γ) s + β₂ diag(H), where H = B·ggᵀ unless it is given.  Changes ss.
 
-        Returns the gradients, without outliers where steps are limited too: else it is the paper's
-        rule, and they are what they were.
+        Returns the gradients. Where steps are limited, outliers are too; otherwise it is the
+        paper's rule, and nothing is.
         """
         B, guarded = work.group["batch_size"], work.group["max_update"] is not None
         largest = rules.largest_of(states(work, "preconditioner")[0].dtype, ss[0].dtype)
@@ -101,7 +101,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
         return {"keep": 1 - beta2 * self._gamma, "gain": beta2 * B}
 
     def _update_fused(self, work: Work) -> bool:
-        """The update by one launch; False, with nothing done, where there is no kernel for it."""
+        """Update by one launch; returns False, with nothing done, where there is no kernel."""
         if work.kernel is None:
             plain = {type(p) for p in work.ps} <= {Tensor, nn.Parameter}
             # The kernel's noise is that of whole parameters.

@@ -19,6 +19,7 @@ from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.checks import OneOf, boolean
 from rootfree.shell.options import INVERSE_FREE_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
+from rootfree.structures.base import wide_dtype
 
 
 def _direction(
@@ -28,7 +29,7 @@ def _direction(
         return _moved(group, structures, state, G, H)
     refresh = H is not None
     if H is not None:
-        H = in_unit_(state, H, G.shape[1], torch.promote_types(G.dtype, torch.float32))
+        H = in_unit_(state, H, G.shape[1], wide_dtype(G.dtype))
     G, size = unit_size(G)
     words = {**group, "damping": damping(group)}
     if H is not None and _is_rank_one(H, words) and _fits_rank_one(group, state, G):
@@ -71,26 +72,22 @@ def _fits_rank_one(group: Group, state: State, G: Tensor) -> bool:
 
 
 def _refresh_covariance_(group: Group, S_inv: Tensor, H: BlockCurvature) -> None:
-    lam, gamma = group["damping"], group["gamma"]
+    """Bring H into S⁻¹; unless told otherwise with β₂/max(1, ½ tr(S⁻¹(H + λI))).  Changes S_inv."""
+    normalised, gamma = group["factor_norm"] is not None, group["gamma"]
     beta2 = S_inv.new_full((len(S_inv), 1, 1), group["precond_lr"])
-    rank_one = _is_rank_one(H, group)
-    if rank_one:
-        assert isinstance(H, OuterProducts)
+    if _is_rank_one(H, group):
         g, B = rules.unit_gradient(H.vectors().to(S_inv.dtype), B=H.weight)
+        if normalised:
+            trace = B * (g * rules.apply(S_inv, g)).sum(-1)[:, None, None]
+            beta2 = beta2 / (trace / 2).clamp(min=1.0)
+        rules.if_covariance_rank_one_(S_inv, g, beta2=beta2, B=B, gamma=gamma)
     else:
         H, _ = rules.in_range(H, S_inv.shape[-1], S_inv.dtype)
         dense = H.dense().to(S_inv.dtype)
-        dense.diagonal(dim1=-2, dim2=-1).add_(lam)
-    if group["factor_norm"] is not None:
-        # β₂ <- β₂/max(1, ½ tr(S⁻¹(H + λI)))
-        if rank_one:
-            trace = B * (g * rules.apply(S_inv, g)).sum(-1)[:, None, None]
-        else:
+        dense.diagonal(dim1=-2, dim2=-1).add_(group["damping"])
+        if normalised:
             trace = (S_inv * dense).sum((1, 2), keepdim=True)
-        beta2 = beta2 / (trace / 2).clamp(min=1.0)
-    if rank_one:
-        rules.if_covariance_rank_one_(S_inv, g, beta2=beta2, B=B, gamma=gamma)
-    else:
+            beta2 = beta2 / (trace / 2).clamp(min=1.0)
         rules.if_covariance_(S_inv, dense, beta2=beta2, gamma=gamma)
     # Rounding may leave S⁻¹ indefinite where it is very small, and from there it would blow up.
     diagonal = S_inv.diagonal(dim1=-2, dim2=-1)

@@ -13,7 +13,7 @@ from rootfree.curvature import BlockCurvature, Curvature
 from rootfree.kernels import whitening
 from rootfree.kernels.plan import Group, State, Structures
 from rootfree.layout.tiles import Tile
-from rootfree.methods.inverse_free import accumulators, factor_state, norm_of
+from rootfree.methods.inverse_free import accumulators, factor_state, norm_of, start_
 from rootfree.placement.sharded import Sharded
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules import if_whitening as rules
@@ -23,7 +23,7 @@ from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.options import WHITENING_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
 from rootfree.shell.schedules import steps_between
-from rootfree.structures import per_block
+from rootfree.structures.base import wide_dtype
 
 # Gradients beyond have no square in fp32.
 _LARGEST_MEAN = 1e30
@@ -32,12 +32,18 @@ _LARGEST_MEAN = 1e30
 def _direction(
     group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
 ) -> Tensor:
-    dtype = G.dtype
     if H is not None:
         _refresh_(group, structures, state, H, G)
-    Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
-    Ps = [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
+    _, Ps = _factors(structures, state, G.dtype)
     return rules.precondition(G, Ps, structures)
+
+
+def _factors(
+    structures: Structures, state: State, dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Cₙ and Pₙ = CₙCₙᵀ of every axis, in the dtype of the products."""
+    Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
+    return Cs, [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
 
 
 def _rate(group: Group) -> float:
@@ -50,10 +56,9 @@ def _rate(group: Group) -> float:
 def _refresh_(
     group: Group, structures: Structures, state: State, H: BlockCurvature, G: Tensor
 ) -> None:
-    dtype, wide = G.dtype, torch.promote_types(G.dtype, torch.float32)
+    dtype, wide = G.dtype, wide_dtype(G.dtype)
     moves = _follow_size_(group, structures, state, H.root_mean_diagonal(G.shape[1:]))
-    Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
-    Ps = [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
+    Cs, Ps = _factors(structures, state, dtype)
     ones = [1.0] * len(Ps)
     # λ = ρ·v: whatever the scale of the loss
     lam = group["damping"] * state["mean_square"].to(wide) + LEAST_DAMPING
@@ -73,23 +78,16 @@ def _refresh_(
 def _follow_size_(group: Group, structures: Structures, state: State, root: Tensor) -> Tensor:
     """v <- v + β/100·(min(mean(G²), 1000 v) - v); blocks start with their first gradient.
 
-    Changes state.
-
-    `root` (b,) is √mean(G²), of the curvature √(tr H/D). Returns which blocks have a gradient: the
-    others wait.
+    `root` (b,) is √mean(G²), or √(tr H/D) of a given curvature. Returns which blocks have a
+    gradient; the others wait.  Changes state.
     """
     moves = (root > 0) & root.isfinite()
-    fresh = ~state["started"] & moves
+    # Pₙ = (mean G²)^{-1/(2N)}·I
+    fresh = start_(state, root, power=-1 / (2 * len(structures)))
     v, square = state["mean_square"], root.square().clamp(max=_LARGEST_MEAN)
     limited = torch.where(v > 0, square.minimum(rules.MOST * v), square).to(v.dtype)
     followed = torch.where(fresh, square, v.lerp(limited, rules.SLOWLY * _rate(group)))
     v.copy_(torch.where(moves, followed, v))
-    # Pₙ = (mean G²)^{-1/(2N)}·I; at most 10¹⁵ for the product of all, as for inverse-free Shampoo.
-    scale = root.clamp(min=1e-15).pow(-1 / (2 * len(structures)))
-    for n in range(len(structures)):
-        C = state[f"factor{n}"]  # still I where the block is fresh
-        C.mul_(per_block(torch.where(fresh, scale, 1.0).to(C.dtype), C))
-    state["started"] |= fresh
     return moves
 
 

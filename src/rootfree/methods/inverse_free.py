@@ -24,12 +24,13 @@ from rootfree.layout.tiles import Tile
 from rootfree.rules import LEAST_DAMPING, if_shampoo
 from rootfree.shell.parameter_state import rounding_counters, working_dtype
 from rootfree.structures import Structure, frobenius_norm, per_block
+from rootfree.structures.base import in_float16, wide_dtype
 
 
 def factor_state(
     p: Tensor, tile: Tile, structures: Structures, group: Group, *, salt: int
 ) -> State:
-    """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; what start and rounding keep."""
+    """Kₙ = init_scale·I; with Riemannian momentum mₙ = 0; state of the start and of rounding."""
     b, wide, device = tile.blocks, working_dtype(p), p.device
     dtype = torch.float64 if wide == torch.float64 else group["factor_dtype"] or wide
     start = group.get("init_scale", "gradient")
@@ -57,9 +58,8 @@ def direction(
     Ks, scales = operands(structures, state, dtype)
     if not half:
         return if_shampoo.precondition(G, Ks, structures)
-    # In fp16 gradients are divided by their largest entry.
-    size = G.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    U = if_shampoo.precondition((G / per_block(size, G)).half(), Ks, structures)
+    unit, size = in_float16(G)
+    U = if_shampoo.precondition(unit, Ks, structures)
     return U.float() * per_block(size * math.prod([s.square() for s in scales]), U)
 
 
@@ -71,9 +71,10 @@ def _refresh_(
     sizes: Sequence[int],
     dtype: torch.dtype,
 ) -> None:
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = wide_dtype(dtype)
     if "started" in state:
-        _start_(structures, state, H.root_mean_diagonal(sizes))
+        # Kₙ <- (tr H/D)^{-1/(2N)}·I
+        start_(state, H.root_mean_diagonal(sizes), power=-1 / len(structures))
     Ks, scales = operands(structures, state, dtype)
     H = H.for_operands(dtype, math.prod(scales))
     # h <- ½(curvature in the factors' frame + damping - γI)
@@ -100,9 +101,9 @@ def _refresh_(
 def factor_rates(
     group: Group, structures: Structures, H: BlockCurvature, like: Tensor
 ) -> Sequence[float | Tensor]:
-    """β₂ of every axis; given curvature knows more than one gradient does.
+    """β₂ of every axis: by rank, unless H is given, which says more than one gradient does.
 
-    Where only some blocks have it, β₂ is (b,), in the dtype and on the device of `like` (b, ...).
+    Where only some blocks have a given H, β₂ is (b,), with the dtype and device of `like` (b, ...).
     """
     beta2 = group["precond_lr"]
     if isinstance(H, MixedCurvature):
@@ -140,20 +141,22 @@ def norm_of(group: Group, structure: Structure, m: Tensor, *, dtype: torch.dtype
     return m.new_ones(len(m))
 
 
-def _start_(structures: Structures, state: State, root: Tensor) -> None:
-    """Kₙ <- (tr H/D)^{-1/(2N)}·I in blocks that meet their first curvature which is not zero.
+def start_(state: State, root: Tensor, *, power: float) -> Tensor:
+    """Factors <- root^power·I in blocks that meet their first curvature which is not zero.
 
-    `root` (b,) is √(tr H/D); for H = B·ggᵀ that is √(B·mean(G²)).
+    `root` (b,) is √(tr H/D); for H = B·ggᵀ that is √(B·mean(G²)). Returns which blocks start, (b,).
+    Changes state.
     """
     fresh = ~state["started"] & (root > 0) & root.isfinite()
     # At most 10¹⁵ for the product of the factors, as in rules/if_shampoo.py.
-    scale = root.clamp(min=1e-15).pow(-1 / len(structures))
-    for n in range(len(structures)):
-        K = state[f"factor{n}"]  # still I where the block is fresh
-        K.mul_(per_block(torch.where(fresh, scale, 1.0).to(K.dtype), K))
-        if f"tangent{n}" in state:
-            state[f"tangent{n}"].masked_fill_(per_block(fresh, K), 0.0)
+    scale = torch.where(fresh, root.clamp(min=1e-15).pow(power), 1.0)
+    for name, tensor in state.items():
+        if name.startswith("factor"):  # still I where the block is fresh
+            tensor.mul_(per_block(scale.to(tensor.dtype), tensor))
+        elif name.startswith("tangent"):
+            tensor.masked_fill_(per_block(fresh, tensor), 0.0)
     state["started"] |= fresh
+    return fresh
 
 
 def operands(

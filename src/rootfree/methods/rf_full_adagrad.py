@@ -28,19 +28,12 @@ def _direction(
 ) -> Tensor:
     S_inv = state["inverse"]
     G = G.to(S_inv.dtype)
-    if not group["safeguard"]:
-        return _plain_direction(group, structures, state, G, H)
-    if H is not None:
-        _refresh_(group, structures, state, in_unit_(state, H, G.shape[1], S_inv.dtype))
-    G, size = unit_size(G)
-    return bounded(group, state, G, rules.apply(S_inv, G), size, refresh=H is not None)
-
-
-def _plain_direction(
-    group: Group, structures: Structures, state: State, G: Tensor, H: BlockCurvature | None
-) -> Tensor:
-    """U = S⁻¹g by the paper's rule, in the range of the precision.  Changes state."""
-    S_inv = state["inverse"]
+    if group["safeguard"]:
+        if H is not None:
+            _refresh_(group, structures, state, in_unit_(state, H, G.shape[1], S_inv.dtype))
+        G, size = unit_size(G)
+        return bounded(group, state, G, rules.apply(S_inv, G), size, refresh=H is not None)
+    # The paper's rule, in the range of the precision.
     if H is None:
         return rules.apply(S_inv, G)
     H, c = rules.in_range(H, G.shape[1], S_inv.dtype)
@@ -52,7 +45,7 @@ def _plain_direction(
 def _refresh_(
     group: Group, structures: Structures, state: State, H: BlockCurvature
 ) -> tuple[Tensor, Tensor] | None:
-    """Bring H into S and S⁻¹; by rank one with what `woodbury_` returns.  Changes state."""
+    """Bring H into S and S⁻¹; a rank-one update returns what `woodbury_` does.  Changes state."""
     S_inv, beta2, gamma = state["inverse"], group["precond_lr"], group["gamma"]
     if "factor" not in state:
         assert isinstance(H, OuterProducts)

@@ -27,6 +27,7 @@ from torch import Tensor
 from rootfree.curvature import BlockCurvature
 from rootfree.kernels.plan import Group, State
 from rootfree.structures import per_block
+from rootfree.structures.base import wide_dtype
 
 GROWTH, TOO_LARGE, BACK = 2.0, 16.0, 256.0  # of squares; noise is within a factor of 16
 LARGEST = 1e3  # tr H/s
@@ -88,7 +89,7 @@ def in_unit_(state: State, H: BlockCurvature, d: int, dtype: torch.dtype) -> Blo
 
 def unit_size(G: Tensor) -> tuple[Tensor, Tensor]:
     """(G/u, u) with u (b,) a power of two about as large as the largest entry of G (b, d)."""
-    largest = G.abs().amax(1).to(torch.promote_types(G.dtype, torch.float32))
+    largest = G.abs().amax(1).to(wide_dtype(G.dtype))
     size = torch.exp2(torch.floor(torch.log2(largest.clamp(min=torch.finfo(largest.dtype).tiny))))
     return G / size.to(G.dtype)[:, None], size
 

@@ -6,7 +6,7 @@ loss by the parameter as far as it comes through each example's output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,42 +20,44 @@ from rootfree.structures.base import wide_dtype
 
 def of_layer(layer: Layer, name: str, x: Tensor, grad: Tensor) -> Tensor:
     """V of the weight or the bias of a linear layer."""
-    wide = wide_dtype(layer.weight.dtype)
-    Y = layer.outputs(grad).to(wide)
-    n = len(Y)
+    Y = _output_gradients(layer, x, grad)
     if name == "bias":
         return Y.sum(1).flatten(1)  # Σ_t y
     if isinstance(layer, EmbeddingLayer):
-        counted = layer.counted(x)
-        Y = Y if counted is None else Y * counted[:, :, None, None]
         index = layer.indices(x)[:, :, None].expand(-1, -1, layer.o)
-        V = Y.new_zeros(n, layer.i, layer.o)
+        V = Y.new_zeros(len(Y), layer.i, layer.o)
         return V.scatter_add_(1, index, Y.squeeze(2))
-    pieces = [Y.new_zeros(0, layer.groups, layer.o, layer.i)]  # of a batch without examples
-    first = 0
-    assert isinstance(layer, MatrixLayer)
-    for a in layer.inputs(x):
-        y = Y[first : first + len(a)]
-        pieces.append(torch.einsum("ntgo,ntgi->ngoi", y, a.to(wide)))  # Σ_t y aᵀ
-        first += len(a)
-    return torch.cat(pieces).reshape(n, *layer.weight.shape)
+    none = Y.new_zeros(0, layer.groups, layer.o, layer.i)  # of a batch without examples
+    parts = [torch.einsum("ntgo,ntgi->ngoi", y, a) for y, a in _pieces(layer, x, Y)]  # Σ_t y aᵀ
+    return torch.cat([none, *parts]).reshape(len(Y), *layer.weight.shape)
 
 
 def total_of_layer(layer: Layer, x: Tensor, grad: Tensor) -> Tensor:
     """The gradient of the weight as far as it comes through one call: the sum of `of_layer`."""
-    wide = wide_dtype(layer.weight.dtype)
-    Y = layer.outputs(grad).to(wide)
+    Y = _output_gradients(layer, x, grad)
     if isinstance(layer, EmbeddingLayer):
-        counted = layer.counted(x)
-        Y = Y if counted is None else Y * counted[:, :, None, None]
         total = Y.new_zeros(layer.i, layer.o)
         return total.index_add_(0, layer.indices(x).flatten(), Y.reshape(-1, layer.o))
-    assert isinstance(layer, MatrixLayer)
-    total, first = Y.new_zeros(layer.groups, layer.o, layer.i), 0
-    for a in layer.inputs(x):
-        total += torch.einsum("ntgo,ntgi->goi", Y[first : first + len(a)], a.to(wide))
-        first += len(a)
+    total = Y.new_zeros(layer.groups, layer.o, layer.i)
+    for y, a in _pieces(layer, x, Y):
+        total += torch.einsum("ntgo,ntgi->goi", y, a)
     return total.reshape(layer.weight.shape)
+
+
+def _output_gradients(layer: Layer, x: Tensor, grad: Tensor) -> Tensor:
+    """Gradients by the outputs, (n, t, g, o): zero where the input is padding."""
+    Y = layer.outputs(grad).to(wide_dtype(layer.weight.dtype))
+    counted = layer.counted(x) if isinstance(layer, EmbeddingLayer) else None
+    return Y if counted is None else Y * counted[:, :, None, None]
+
+
+def _pieces(layer: Layer, x: Tensor, Y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Output gradients Y (n, t, g, o) with the inputs (n, t, g, i), in pieces along n."""
+    assert isinstance(layer, MatrixLayer)
+    first = 0
+    for a in layer.inputs(x):
+        yield Y[first : first + len(a)], a.to(Y.dtype)
+        first += len(a)
 
 
 def of_batch_norm(module: _BatchNorm, name: str, x: Tensor, grad: Tensor) -> Tensor:

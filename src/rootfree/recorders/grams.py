@@ -29,13 +29,13 @@ def row_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def as_written(device_type: str) -> AbstractContextManager[Any]:
-    """Without autocast. It surrounds every layer of a model, so it is nothing where that is off."""
-    return _without_autocast(device_type) if torch.is_autocast_enabled(device_type) else _NOTHING
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """A context without autocast. It surrounds every layer, so it is nothing where that is off."""
+    return _autocast_off(device_type) if torch.is_autocast_enabled(device_type) else _NOTHING
 
 
 @contextmanager
-def _without_autocast(device_type: str) -> Iterator[None]:
+def _autocast_off(device_type: str) -> Iterator[None]:
     torch.set_autocast_enabled(device_type, False)  # torch.autocast takes ten times as long
     try:
         yield
@@ -53,14 +53,9 @@ def gram_of_rows(rows: Tensor) -> Tensor:
     return rows.mT.to(wide) @ rows.to(wide)
 
 
-def gram(X: Tensor) -> Tensor:
+def grams_of_groups(X: Tensor) -> Tensor:
     """Σ_r X[r, g] X[r, g]ᵀ for rows X (r, g, d): (g, d, d)."""
     if X.shape[1] == 1:  # a plain product: no copy to bring the groups to the front
         return gram_of_rows(X.squeeze(1)).unsqueeze(0)
     wide = X.transpose(0, 1).to(wide_dtype(X.dtype))
     return wide.mT @ wide
-
-
-def gram_diagonal(X: Tensor) -> Tensor:
-    """The diagonal of `gram`: (g, d)."""
-    return X.to(wide_dtype(X.dtype)).square().sum(0)

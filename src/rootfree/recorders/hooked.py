@@ -1,4 +1,4 @@
-"""What recorders share that hook modules: they see calls, and find out whether they see enough."""
+"""Recorders with hooks on modules, and the checks that what the hooks see is enough."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ from torch._compile import _disable_dynamo
 
 from rootfree.placement.local import is_sharded
 from rootfree.recorders.recorder import Recorder
-from rootfree.recorders.soundness import WholeGradients, which_have_examples_first
+from rootfree.recorders.soundness import (
+    NOT_FIRST,
+    UNCLEAR,
+    WholeGradients,
+    which_have_examples_first,
+)
 from rootfree.shell.loss_terms import first_length
 
 
 class HookedRecorder(Recorder):
     """Base of the recorders with hooks on modules."""
 
-    _unclear: list[tuple[Any, Any]]  # who may have its examples elsewhere, with its output's edge
-    _late: list[Tensor]  # sharded ones, whose gradients are looked at when they are whole
+    #: (weight or module, edge of its output) where the examples may not be on the first axis
+    _unclear: list[tuple[Any, Any]]
+    _late: list[Tensor]  # sharded parameters, whose gradients are looked at when they are whole
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self._whole = WholeGradients()
+        self._refused: set[Any] = set()  # weights or modules whose recordings would be wrong
+        self._examples_first: set[Any] = set()  # those whose examples are known to come first
 
     @abstractmethod
     def _hooks(self) -> list[Any]:
@@ -34,9 +42,13 @@ class HookedRecorder(Recorder):
     def _hooked(self) -> Iterable[Tensor]:
         """The parameters of modules with hooks."""
 
-    @abstractmethod
-    def _settle(self, who: Any, *, first: bool) -> None:
-        """Note whether examples come first for somebody who was unclear."""
+    def _refuse(self, who: Any, reason: str) -> None:
+        """Record no more of a weight or module."""
+        self._refused.add(who)
+
+    def _counts(self, context: object) -> bool:
+        """Whether a gradient is recorded that comes now, in a graph made in this context."""
+        return self._open and context is self._context and not self._passing
 
     def _install(self) -> list[Any]:
         self._whole.begin()
@@ -52,16 +64,16 @@ class HookedRecorder(Recorder):
         ]
 
     def _before_model(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        """How many examples there are."""
+        """Count the examples."""
         try:
             self._n = first_length(args, kwargs)
-        except ValueError:  # no tensor among them: the layers know themselves
+        except ValueError:  # the input has no tensor
             self._n = None
 
     @_disable_dynamo
     def _after_model(self, model: nn.Module, args: Any, output: Any) -> None:
-        """Ask once where those with two axes as long as the batch have their examples."""
-        # What the model's forward pass used in place of sharded parameters is there now.
+        """Find out on which of two axes as long as the batch the examples are."""
+        # Sharded parameters are whole once the forward pass has used them.
         late, self._late = self._late, []
         leaves = dict(zip(late, self._leaves(late), strict=True))
         self._handles += self._whole.install(leaves, self._scale_of)
@@ -78,8 +90,10 @@ class HookedRecorder(Recorder):
             finally:
                 self._passing = False
         for (who, _), first in zip(unclear, found, strict=True):
-            if first is not None:  # else it stays unclear, and asks again
-                self._settle(who, first=first)
+            if first:
+                self._examples_first.add(who)
+            elif first is not None:  # else it stays unclear, and asks again
+                self._refuse(who, UNCLEAR if self._sharded else NOT_FIRST)
 
     def _warn(self, p: Tensor, reason: str) -> None:
         warnings.warn(

@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from rootfree.curvature import ParameterCurvature
 from rootfree.recorders.example_gradients import total_of_layer
-from rootfree.recorders.grams import as_written, row_dtype
+from rootfree.recorders.grams import row_dtype, without_autocast
 from rootfree.recorders.hooked import HookedRecorder
 from rootfree.recorders.kfac_factors import (
     Call,
@@ -25,7 +25,7 @@ from rootfree.recorders.kfac_factors import (
     of_layers,
 )
 from rootfree.recorders.layers import ConvLayer, Layer, find_layers
-from rootfree.recorders.soundness import NOT_WHOLE, UNCLEAR, this_backward
+from rootfree.recorders.soundness import NOT_WHOLE, this_backward
 from rootfree.shell.checks import positive_integer
 
 Fisher = Literal["empirical", "type-2", "monte-carlo"]
@@ -81,8 +81,8 @@ class KFACRecorder(HookedRecorder):
     _records: dict[Tensor, LayerSums]  # by the weight
     _calls: list[Call]  # of the forward passes whose loss has not been seen yet
     _made: dict[int, dict[Tensor, OfLayer]]  # by batch size and weight
-    _pairs: dict[Tensor, Tensor]  # as the optimizer was told, whatever is frozen later
-    _through: dict[Tensor, dict[int, Tensor]]  # by weight and backward pass: what came by its layer
+    _pairs: dict[Tensor, Tensor]  # as the optimizer knows them, whatever is frozen later
+    _through: dict[Tensor, dict[int, Tensor]]  # gradients seen in layers, by weight and pass
 
     def __init__(
         self,
@@ -109,8 +109,6 @@ class KFACRecorder(HookedRecorder):
         super().__init__(model, loss=loss, scaler=scaler, seed=seed, process_group=process_group)
         self.samples = positive_integer("samples", samples)
         self._layers = find_layers(model)
-        self._strangers: set[Tensor] = set()  # weights of layers that turned out to be unsuitable
-        self._clear: set[str] = set()  # layers whose examples are known to come first
         biases = {each.bias: each for each in self._layers.values() if each.bias is not None}
         self._owners = biases | self._layers
         self.fisher = fisher
@@ -143,7 +141,7 @@ class KFACRecorder(HookedRecorder):
         # checkpointing, and autograd may hold only a half-precision copy. They count once the
         # gradient is seen: a checkpoint's recomputed forward pass never gets one.
         dtype = row_dtype(x)  # asked before autocast is off
-        with as_written(x.device.type):
+        with without_autocast(x.device.type):
             call = Call(layer, input_sums(layer, x.detach(), dtype, self.sharing, self.max_dense))
         if self._whole.waits_for(layer.weight):
             output.register_hook(partial(self._on_whole, layer, x.detach(), context))
@@ -156,32 +154,25 @@ class KFACRecorder(HookedRecorder):
             self._calls.append(call)
 
     def _look_at_examples(self, layer: Layer, x: Tensor, output: Tensor) -> None:
-        """Positions are averaged: they must not be the examples."""
+        """Check that the positions, which are averaged, are not the examples."""
         shared = output.dim() > 2 and not isinstance(layer, ConvLayer)
-        if not shared or layer.name in self._clear or self._n is None:
+        if not shared or layer.weight in self._examples_first or self._n is None:
             return
         if len(x) != self._n:
-            self._refuse(layer, f"its input {tuple(x.shape)} has no first axis of {self._n}")
+            self._refuse(layer.weight, f"its input {tuple(x.shape)} has no first axis of {self._n}")
         elif output.shape[1] == self._n:
-            self._unclear.append((layer, get_gradient_edge(output)))
+            self._unclear.append((layer.weight, get_gradient_edge(output)))
 
-    def _refuse(self, layer: Layer, reason: str) -> None:
-        if layer.weight not in self._strangers:
-            self._strangers.add(layer.weight)
-            self._warn(layer.weight, reason)
-
-    def _settle(self, who: Layer, *, first: bool) -> None:
-        if first:
-            self._clear.add(who.name)
-        else:
-            reason = "its examples are not on the first axis"
-            self._refuse(who, UNCLEAR if self._sharded else reason)
+    def _refuse(self, who: Tensor, reason: str) -> None:
+        if who not in self._refused:
+            super()._refuse(who, reason)
+            self._warn(who, reason)
 
     @_disable_dynamo
     def _on_whole(self, layer: Layer, x: Tensor, context: object, grad: Tensor) -> None:
         """Add up the gradient of a weight as far as it comes through its layer."""
-        if self._open and context is self._context and not self._passing:
-            with torch.no_grad(), as_written(grad.device.type):
+        if self._counts(context):
+            with torch.no_grad(), without_autocast(grad.device.type):
                 total = total_of_layer(layer, x, grad.detach()) / self._scale_of(grad)
             through = self._through.setdefault(layer.weight, {})
             number = this_backward()
@@ -189,18 +180,17 @@ class KFACRecorder(HookedRecorder):
 
     def _verify(self) -> None:
         for weight, through in self._through.items():
-            found = {number: partial(Tensor.clone, total) for number, total in through.items()}
-            if found and self._whole.contradicts(weight, found):
-                self._refuse(self._layers[weight], NOT_WHOLE)
+            if self._whole.contradicts(weight, through, through.__getitem__):
+                self._refuse(weight, NOT_WHOLE)
         self._through = {}
 
     @_disable_dynamo
     def _on_gradient(self, call: Call, context: object, grad: Tensor) -> None:
-        if self._open and context is self._context and not self._passing:
+        if self._counts(context):
             self._add(call, grad, factor=self._scale_of(grad))
 
     def _add(self, call: Call, grad: Tensor, *, factor: Tensor | float = 1.0) -> None:
-        with as_written(grad.device.type):
+        with without_autocast(grad.device.type):
             G = gradient_sum(call, grad.detach(), self.sharing, self.max_dense)
             if not isinstance(factor, float):
                 G /= factor**2
@@ -243,7 +233,7 @@ class KFACRecorder(HookedRecorder):
         """G ⊗ A of the layer that `p` belongs to; of a lone bias, G."""
         layer = self._owners.get(p)
         weight = None if layer is None else layer.weight
-        if weight is None or weight not in self._records or weight in self._strangers:
+        if weight is None or weight not in self._records or weight in self._refused:
             return None
         self._check_terms(batch_size)
         if batch_size not in self._made:
@@ -258,7 +248,7 @@ class KFACRecorder(HookedRecorder):
         return (weights if p is weight else biases).row(row)
 
     def _factor(self, batch_size: int) -> float:
-        """By what Σ g gᵀ is multiplied."""
+        """The factor of Σ g gᵀ in G."""
         if self.fisher == "empirical":
             # Rows g are of the differentiated loss, an average: B Σ g gᵀ is (1/B) Σ (Bg)(Bg)ᵀ.
             # Gradients of ranks are summed and divided: a rank's g is that many times too large.
@@ -273,12 +263,9 @@ class KFACRecorder(HookedRecorder):
     def _reduce(self) -> None:
         self._made = {}
         device = next(iter(self._records.values())).G.device
-        strange = self._ranks.any([weight in self._strangers for weight in self._layers])
-        self._strangers |= {w for w, flag in zip(self._layers, strange, strict=True) if flag}
-        # A rank may not have come by a layer that others have: it takes part with zeros.
-        seen = self._ranks.any([weight in self._records for weight in self._layers])
-        for (weight, layer), anywhere in zip(self._layers.items(), seen, strict=True):
-            if anywhere:
+        seen, self._refused = self._ranks.unions(self._layers, self._records, self._refused)
+        for weight, layer in self._layers.items():
+            if weight in seen:  # a rank that did not call the layer takes part with zeros
                 empty = LayerSums.zeros(layer, device, self.max_dense)
                 sums = self._records.setdefault(weight, empty)
                 inputs = sums.inputs
@@ -289,7 +276,7 @@ class KFACRecorder(HookedRecorder):
         layer = self._owners.get(p)
         if layer is None:
             return "gradient outer product (not a layer that KFAC knows)"
-        if layer.weight in self._strangers:
+        if layer.weight in self._refused:
             return "gradient outer product (recordings would not be right)"
         joined = layer.weight in self._pairs
         if p is layer.bias:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from rootfree.curvature.kronecker import FactorStack, KroneckerStack
-from rootfree.recorders.grams import gram, gram_diagonal, gram_of_rows
+from rootfree.recorders.grams import gram_of_rows, grams_of_groups
 from rootfree.recorders.layers import EmbeddingLayer, Layer, LinearLayer, MatrixLayer
-from rootfree.structures.base import per_block, wide_dtype
+from rootfree.structures.base import per_block, sum_of_squares, wide_dtype
 
 Sharing = Literal["expand", "reduce"]
 #: H of weights and of lone biases of layers that are alike, and which of the layers it is
@@ -82,9 +82,9 @@ def input_sums(
     assert isinstance(layer, MatrixLayer)
     sums = None
     for piece in [layer.mean_inputs(x)] if sharing == "reduce" else layer.inputs(x):
-        X = piece.reshape(-1, 1, layer.i)  # channel groups are more rows of the same factor
-        A = gram(X)[0] if dense else gram_diagonal(X)[0]
-        new = InputSums(A, X.sum(0, dtype=wide_dtype(X.dtype))[0], len(X))
+        X = piece.reshape(-1, layer.i)  # channel groups are more rows of the same factor
+        A = gram_of_rows(X) if dense else sum_of_squares(X, dim=0)
+        new = InputSums(A, X.sum(0, dtype=wide_dtype(X.dtype)), len(X))
         if sums is None:
             sums = new
         else:
@@ -104,7 +104,7 @@ def gradient_sum(call: Call, grad: Tensor, sharing: Sharing, max_dense: int) -> 
     if sharing == "reduce":
         Y = Y.sum(1, keepdim=True, dtype=wide_dtype(grad.dtype))
     Y = Y.reshape(-1, layer.groups, layer.o)
-    return gram(Y) if dense else gram_diagonal(Y)
+    return grams_of_groups(Y) if dense else sum_of_squares(Y, dim=0)
 
 
 def _index_sums(layer: EmbeddingLayer, x: Tensor, sharing: Sharing) -> InputSums:

@@ -26,8 +26,8 @@ _TOLERANCE = 1.05
 class Loss(Protocol):
     """What the recorders ask of a loss."""
 
-    def terms(self, z: Tensor) -> tuple[int, ...]:
-        """The numbers of terms that the loss may be said to average."""
+    def terms(self, z: Tensor) -> tuple[int, int]:
+        """How many terms the loss averages, in the two ways in which they may be counted."""
 
     def roots(self, z: Tensor) -> Iterator[Tensor]:
         """Tensors s shaped like z with Σ s sᵀ = ∇²ℓ, for every example (row of z) at once."""
@@ -42,8 +42,9 @@ class Loss(Protocol):
 class CrossEntropy:
     """F.cross_entropy(z, ·), classes on axis 1 (0 without a batch): ∇²ℓ = diag(p) - ppᵀ."""
 
-    def terms(self, z: Tensor) -> tuple[int, ...]:
-        return (z.numel() // z.shape[_class_axis(z)],)
+    def terms(self, z: Tensor) -> tuple[int, int]:
+        rows = z.numel() // z.shape[_class_axis(z)]
+        return rows, rows
 
     def roots(self, z: Tensor) -> Iterator[Tensor]:
         axis = _class_axis(z)
@@ -69,14 +70,25 @@ class CrossEntropy:
         return torch.where(p > 0.5 / z.shape[_class_axis(z)], g / p, 0.0).amax()
 
 
-class SquaredError:
-    """F.mse_loss(z, ·): ℓ = (z - y)² of each element, ∇²ℓ = 2."""
+class ElementwiseLoss(Loss, Protocol):
+    """One term ℓ for each element of z; a loss may also count the rows of z as its terms."""
 
-    def terms(self, z: Tensor) -> tuple[int, ...]:
-        return _elements_or_rows(z)
+    def hessian(self, z: Tensor) -> Tensor:
+        """∇²ℓ of each element."""
+
+    def terms(self, z: Tensor) -> tuple[int, int]:
+        return z.numel(), z.numel() // z.shape[-1] if z.dim() > 1 else z.numel()
 
     def roots(self, z: Tensor) -> Iterator[Tensor]:
-        yield from _one_by_one(torch.full_like(z, math.sqrt(2)))
+        for s in _each_position(self.hessian(z).sqrt().unsqueeze(-1), -1):
+            yield s.squeeze(-1)
+
+
+class SquaredError(ElementwiseLoss):
+    """F.mse_loss(z, ·): ℓ = (z - y)² of each element, ∇²ℓ = 2."""
+
+    def hessian(self, z: Tensor) -> Tensor:
+        return torch.full_like(z, 2.0)
 
     def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
         return math.sqrt(2) * torch.empty_like(z).normal_(generator=generator)
@@ -86,15 +98,12 @@ class SquaredError:
         return g.square().sum() / (4 * loss)
 
 
-class BinaryCrossEntropy:
+class BinaryCrossEntropy(ElementwiseLoss):
     """F.binary_cross_entropy_with_logits(z, ·): for each element, ∇²ℓ = p(1 - p)."""
 
-    def terms(self, z: Tensor) -> tuple[int, ...]:
-        return _elements_or_rows(z)
-
-    def roots(self, z: Tensor) -> Iterator[Tensor]:
+    def hessian(self, z: Tensor) -> Tensor:
         p = z.sigmoid()
-        yield from _one_by_one((p * (1 - p)).sqrt())
+        return p * (1 - p)
 
     def sample(self, z: Tensor, generator: torch.Generator) -> Tensor:
         p = z.sigmoid()
@@ -116,30 +125,32 @@ LOSSES: dict[str, Loss] = {
 class LossScale:
     """What was seen of a loss since the context was entered."""
 
-    _terms: list[int]  # in each way of counting them
+    _terms: list[int]  # in both ways of counting them
     _weight: Tensor | None  # lower bound on the weight of a term in the loss
     _seen: bool  # whether any rank has seen the loss
 
-    def __init__(self, loss: str | None, ranks: GradientRanks) -> None:
-        self._loss, self._ranks = loss, ranks
+    def __init__(self, ranks: GradientRanks) -> None:
+        self._ranks = ranks
         self._trusted: set[int] = set()  # batch sizes whose scale was found right
         self.clear()
 
     def clear(self) -> None:
         """Forget what was seen."""
-        ways = 0 if self._loss is None else len(LOSSES[self._loss].terms(torch.empty(1, 1)))
-        self._terms, self._weight, self._seen = [0] * ways, None, False
+        self._terms, self._weight, self._seen = [0, 0], None, False
 
     def see(
-        self, z: Tensor, gradients: Sequence[Tensor], loss: Tensor, scale: Tensor | float
+        self,
+        kind: Loss,
+        z: Tensor,
+        gradients: Sequence[Tensor],
+        loss: Tensor,
+        scale: Tensor | float,
     ) -> None:
-        """Take the loss of outputs z with its gradients by them, both multiplied by `scale`."""
-        if self._loss is None:
-            return
-        known, self._seen = LOSSES[self._loss], True
-        self._terms = [a + b for a, b in zip(self._terms, known.terms(z), strict=True)]
+        """Take the loss of outputs z and its gradients by them, both multiplied by `scale`."""
+        self._seen = True
+        self._terms = [a + b for a, b in zip(self._terms, kind.terms(z), strict=True)]
         for g in gradients if z.numel() > 0 else ():  # a rank may have no examples
-            w = known.weight(z.float(), g.float() / scale, loss / scale)
+            w = kind.weight(z.float(), g.float() / scale, loss / scale)
             self._weight = w if self._weight is None else torch.maximum(self._weight, w)
 
     def reduce(self) -> None:
@@ -201,24 +212,8 @@ def _class_axis(z: Tensor) -> int:
     return 1 if z.dim() > 1 else 0
 
 
-def _elements_or_rows(z: Tensor) -> tuple[int, ...]:
-    rows = z.numel() // z.shape[-1] if z.dim() > 1 else z.numel()
-    return (z.numel(), rows)
-
-
-def _one_by_one(root: Tensor) -> Iterator[Tensor]:
-    """The entries of each example one at a time: they are independent terms."""
-    if root.dim() < 2:
-        yield root
-        return
-    for c in range(root[0].numel()):
-        s = torch.zeros_like(root)
-        s.view(len(s), -1)[:, c] = root.reshape(len(root), -1)[:, c]
-        yield s
-
-
 def _each_position(s: Tensor, axis: int) -> Iterator[Tensor]:
-    """`s` at one position (all axes but the first and that of the classes) at a time.
+    """`s` at one position at a time: positions are all axes but the first and that of the classes.
 
     Positions of one example may have passed through the same rows of a layer: together they would
     add products of different terms.
@@ -226,9 +221,9 @@ def _each_position(s: Tensor, axis: int) -> Iterator[Tensor]:
     if s.dim() < 3:
         yield s
         return
-    rows = s.movedim(axis, -1).reshape(len(s), -1, s.shape[axis])
-    moved = s.movedim(axis, -1).shape
-    for t in range(rows.shape[1]):
-        alone = torch.zeros_like(rows)
-        alone[:, t] = rows[:, t]
-        yield alone.view(moved).movedim(-1, axis)
+    rows = s.movedim(axis, -1)
+    flat = rows.flatten(1, -2)
+    for t in range(flat.shape[1]):
+        alone = torch.zeros_like(flat)
+        alone[:, t] = flat[:, t]
+        yield alone.view(rows.shape).movedim(-1, axis)

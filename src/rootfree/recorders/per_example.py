@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rootfree.curvature import ParameterCurvature, SumOfOuterProducts
 from rootfree.recorders import example_gradients
+from rootfree.recorders.grams import without_autocast
 from rootfree.recorders.hooked import HookedRecorder
 from rootfree.recorders.layers import find_layers
 from rootfree.recorders.soundness import NOT_WHOLE, this_backward
@@ -34,7 +35,7 @@ class _Call:
 
 
 class PerExampleGradients(SumOfOuterProducts):
-    """A sum of outer products whose V is computed when it is asked for, and kept by nobody."""
+    """A sum of outer products whose V is computed on demand and not kept."""
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:
         object.__setattr__(self, "_compute", compute)
@@ -90,7 +91,6 @@ class PerExampleFisherRecorder(HookedRecorder):
     """
 
     _records: dict[nn.Module, list[_Call]]
-    _seen: set[nn.Module] | None  # on any rank; None: this process alone
     _examples: int | None  # on all ranks; None: this process alone
 
     def __init__(
@@ -109,9 +109,7 @@ class PerExampleFisherRecorder(HookedRecorder):
             for name, p in module.named_parameters(recurse=False):
                 self._owners.setdefault(p, []).append((module, name))
         self._modules = list(dict.fromkeys(m for each in self._owners.values() for m, _ in each))
-        self._strangers: set[nn.Module] = set()  # modules that turned out to be unsuitable
         self._tried: set[nn.Module] = set()
-        self._clear: set[nn.Module] = set()  # modules whose examples are known to come first
 
     def _hooked(self) -> Iterable[Tensor]:
         return [p for p in self._names if any(self._knows(m) for m, _ in self._owners[p])]
@@ -120,9 +118,6 @@ class PerExampleFisherRecorder(HookedRecorder):
         hook = partial(self._after_forward, self._context)
         known = [module for module in self._modules if self._knows(module)]
         return [m.register_forward_hook(hook, prepend=True, with_kwargs=True) for m in known]
-
-    def _settle(self, who: nn.Module, *, first: bool) -> None:
-        (self._clear if first else self._strangers).add(who)
 
     @_disable_dynamo
     def _after_forward(
@@ -134,19 +129,20 @@ class PerExampleFisherRecorder(HookedRecorder):
         inputs = [*args, *kwargs.values()]
         fits = len(inputs) == 1 and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)
         if not fits or (self._n is not None and self._n != len(inputs[0])):
-            self._strangers.add(module)  # no example axis, or not one tensor in and one out
+            self._refused.add(module)  # no example axis, or not one tensor in and one out
             self._misfit = self._misfit or self._why_not(module, inputs)
             return
         if output.requires_grad:
             x = inputs[0].detach()
-            if output.dim() > 2 and output.shape[1] == len(output) and module not in self._clear:
+            ambiguous = output.dim() > 2 and output.shape[1] == len(output)
+            if ambiguous and module not in self._examples_first:
                 self._unclear.append((module, get_gradient_edge(output)))
             params = self._copies(module) if self._sharded else {}
             hook = partial(self._on_gradient, context, module, x, x._version, params)
             output.register_hook(hook)
 
     def _why_not(self, module: nn.Module, inputs: list[Any]) -> str:
-        """Why a module is not recorded, for where none is."""
+        """Why a module is not recorded: the message where none is."""
         count = "examples" if self._n is None else f"{self._n} examples"
         shapes = [str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor)]
         return (
@@ -161,25 +157,25 @@ class PerExampleFisherRecorder(HookedRecorder):
         self, context: object, module: nn.Module, x: Tensor, version: int,
         params: dict[str, Tensor], grad: Tensor,
     ) -> None:  # fmt: skip
-        if not self._open or context is not self._context or self._passing:
+        if not self._counts(context):
             return
         grad = grad.detach()
         if self.scaler is not None:
             grad = grad / self._scale_of(grad)
         call = _Call(this_backward(), x, version, params, grad)
         if module not in self._tried and len(x) > 0 and not isinstance(module, _BatchNorm):
-            # Whether `torch.func` can treat the module is found out once, with one example.
+            # One example shows, once, whether `torch.func` can treat the module.
             self._tried.add(module)
             one = _Call(call.backward, x[:1], version, params, grad[:1])
             try:
                 for name, _ in module.named_parameters(recurse=False):
                     self._of_call(module, name, one)
             except (RuntimeError, NotImplementedError, ValueError):
-                self._strangers.add(module)
+                self._refused.add(module)
         self._records.setdefault(module, []).append(call)
 
     def _copies(self, module: nn.Module) -> dict[str, Tensor]:
-        """The parameters of a module that torch.func treats: they are whole in its forward only."""
+        """Parameters for torch.func of a sharded module: they are whole in its forward only."""
         if isinstance(module, _BatchNorm) or module in self._layers:
             return {}
         return {n: p.detach().clone() for n, p in module.named_parameters(recurse=False)}
@@ -193,9 +189,8 @@ class PerExampleFisherRecorder(HookedRecorder):
 
     def of(self, p: Tensor, *, batch_size: int) -> ParameterCurvature | None:
         """Vᵢ = √B times the gradient by `p` that comes through example i: H = Σ Vᵢ Vᵢᵀ."""
-        owners = self._owners.get(p, [])
-        seen = self._records if self._seen is None else self._seen
-        if not owners or not all(m in seen and m not in self._strangers for m, _ in owners):
+        owners = self._recorded(p)
+        if not owners:
             return None
         self._check_terms(batch_size)
         examples = self._count() if self._examples is None else self._examples
@@ -206,8 +201,14 @@ class PerExampleFisherRecorder(HookedRecorder):
             )
         return PerExampleGradients(partial(self._gradients, owners, batch_size))
 
+    def _recorded(self, p: Tensor) -> list[tuple[nn.Module, str]]:
+        """The modules that have `p`, with its name there; none unless all of them were recorded."""
+        owners = self._owners.get(p, [])
+        usable = all(m in self._records and m not in self._refused for m, _ in owners)
+        return owners if usable else []
+
     def _count(self) -> int:
-        """The examples that were seen here."""
+        """How many examples this process saw."""
         return max(
             sum({call.backward: len(call.grad) for call in calls}.values())
             for calls in self._records.values()
@@ -232,7 +233,7 @@ class PerExampleFisherRecorder(HookedRecorder):
         return self._ranks.gather(V)
 
     def _of_call(self, module: nn.Module, name: str, call: _Call) -> Tensor:
-        with torch.no_grad(), torch.autocast(call.x.device.type, enabled=False):
+        with torch.no_grad(), without_autocast(call.x.device.type):
             layer = self._layers.get(module)
             if layer is not None:
                 return example_gradients.of_layer(layer, name, call.x, call.grad)
@@ -242,15 +243,14 @@ class PerExampleFisherRecorder(HookedRecorder):
 
     def _verify(self) -> None:
         for p in self._names:
-            owners = self._owners.get(p, [])
-            recorded = all(m in self._records and m not in self._strangers for m, _ in owners)
-            if not (recorded and owners and self._whole.waits_for(p)):
+            owners = self._recorded(p)
+            if not owners or not self._whole.waits_for(p):
                 continue
-            numbers = {call.backward for m, _ in owners for call in self._records[m]}
-            found = {number: partial(self._total, owners, number) for number in numbers}
-            size = sum(call.grad.norm() for m, _ in owners for call in self._records[m])
-            if self._whole.contradicts(p, found, size):
-                self._strangers |= {module for module, _ in owners}
+            calls = [call for m, _ in owners for call in self._records[m]]
+            passes = {call.backward for call in calls}
+            size = sum(call.grad.norm() for call in calls)
+            if self._whole.contradicts(p, passes, partial(self._total, owners), size):
+                self._refused |= {module for module, _ in owners}
                 self._warn(p, NOT_WHOLE)
 
     def _total(self, owners: list[tuple[nn.Module, str]], backward: int) -> Tensor:
@@ -260,22 +260,18 @@ class PerExampleFisherRecorder(HookedRecorder):
         return torch.stack([self._of_call(m, name, call).sum(0) for m, name, call in mine]).sum(0)
 
     def _reduce(self) -> None:
-        """Examples are gathered when they are asked for; here ranks agree on what there is."""
-        modules = self._modules
-        flags = [m in self._records for m in modules] + [m in self._strangers for m in modules]
-        anywhere = self._ranks.any(flags)
-        seen, strange = anywhere[: len(modules)], anywhere[len(modules) :]
-        self._seen = {m for m, flag in zip(modules, seen, strict=True) if flag}
-        self._strangers |= {m for m, flag in zip(modules, strange, strict=True) if flag}
+        """Let ranks agree on what there is; `of` gathers the examples themselves."""
+        seen, self._refused = self._ranks.unions(self._modules, self._records, self._refused)
+        for module in seen:  # a rank that did not call the module takes part with no examples
+            self._records.setdefault(module, [])
         (self._examples,) = self._ranks.sums([self._count()])
 
     def _drop(self) -> None:
         super()._drop()
-        self._seen = None
         self._examples = None
 
     def _describe(self, p: Tensor) -> str:
         owners = [module for module, _ in self._owners[p]]
-        if all(self._knows(m) and m not in self._strangers for m in owners):
+        if all(self._knows(m) and m not in self._refused for m in owners):
             return "per-example gradients"
         return f"gradient outer product (no per-example gradients of {type(owners[0]).__name__})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,11 @@ from rootfree.placement.unsharded import gradient_divisor
 
 
 class GradientRanks:
-    """Those of a model: "world" (found from the model), a process group or a mesh; None: alone."""
+    """The ranks of a model.
+
+    `group`: "world" (they are found from the model), a process group or a mesh; None: this process
+    alone.
+    """
 
     def __init__(self, model: nn.Module, group: Any = "world") -> None:
         self._model, self._given = model, group
@@ -23,7 +27,7 @@ class GradientRanks:
         self._numbers = [0]  # of the ranks in the world
 
     def meet(self) -> None:
-        """Find the others; all of them must ask."""
+        """Find the other ranks; all of them must call it."""
         if self._given is None or not initialised() or self._group is not None:
             return
         given = None if isinstance(self._given, str) else self._given
@@ -57,20 +61,19 @@ class GradientRanks:
 
     def sums(self, numbers: Sequence[int]) -> list[int]:
         """The sum of each number over the ranks, made on the hosts."""
-        if self.size == 1:
-            return list(numbers)
         total = torch.tensor(numbers)
         torch.distributed.all_reduce(total, group=self._hosts)
         return [int(number) for number in total]
 
-    def any(self, flags: Sequence[bool]) -> list[bool]:
-        """For each flag: whether any rank has it set."""
-        return [count > 0 for count in self.sums([int(flag) for flag in flags])]
+    def unions(self, items: Collection[Any], *sets: Container[Any]) -> list[set[Any]]:
+        """For each of the sets: the items that are in it on any rank."""
+        counts = iter(self.sums([int(item in each) for each in sets for item in items]))
+        return [{item for item in items if next(counts) > 0} for _ in sets]
 
     def first(self, problem: str | None) -> str | None:
         """The problem of the first rank that has one."""
-        if self.size == 1 or not self.any([problem is not None])[0]:
-            return problem
+        if self.sums([int(problem is not None)]) == [0]:
+            return None
         found: list[Any] = [None] * self.size
         torch.distributed.all_gather_object(found, problem, group=self._hosts)
         number, text = next((n, text) for n, text in zip(self._numbers, found, strict=True) if text)

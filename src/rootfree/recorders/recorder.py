@@ -30,16 +30,16 @@ class Recorder(ABC):
 
     samples: int  # draws of targets or probes, in recorders that have them
     _hint = ""  # how `backward` is to be called, for messages
-    _rows: tuple[int, ...] = ()  # axes of a `_sum_of` before those of the parameter
-    _records: dict[Any, Any]  # by parameter, layer or module: what `of` uses
-    _context: object  # gradients of an earlier context's graphs are not counted
-    _reduced: bool  # whether the ranks' recordings are summed up
+    _rows: tuple[int, ...] = ()  # axes of `_sum_of` that come before those of the parameter
+    _records: dict[Any, Any]  # what `of` uses, by parameter, layer or module
+    _context: object  # identifies the context: gradients of earlier graphs do not count
+    _reduced: bool  # whether the ranks have summed up their recordings
     _used: bool  # whether a step has used up what was recorded last
-    _size = 1  # ranks that average gradients, when the context was entered
-    _divisor = 1.0  # by what the sum of their gradients is divided
-    _n: int | None  # examples in the model's input; None: not known
-    _misfit: str | None  # why a pass that was seen could not be recorded
-    _passing = False  # whether passes of the recorder's own are under way
+    _size = 1  # the number of ranks that average gradients, when the context was entered
+    _divisor = 1.0  # the sum of their gradients is divided by this
+    _n: int | None  # the number of examples in the model's input; None: not known
+    _misfit: str | None  # why a pass could not be recorded
+    _passing = False  # whether the recorder makes passes of its own now
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Recorder(ABC):
             )
         self._ranks = GradientRanks(model, process_group)
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        self._spots = spots_of(model, self._names.values())
+        self._spots = spots_of(model)
         self._sharded = any(map(is_sharded, self._names))
         self._open = False
         self._skipping = False
         self._handles: list[Any] = []
-        self._scale = LossScale(loss, self._ranks)
+        self._scale = LossScale(self._ranks)
         self._begin()
 
     def _install(self) -> list[Any]:
@@ -80,15 +80,15 @@ class Recorder(ABC):
         return []
 
     def _verify(self) -> None:
-        """Leave out parameters whose recordings are not the whole truth, with a warning."""
-        return  # nothing is recorded by hooks, unless a recorder says otherwise
+        """Refuse parameters whose recordings are incomplete, with a warning."""
+        return  # without hooks they are complete
 
     def _before_backward(self, loss: Tensor, outputs: Tensor | None) -> None:
         """The passes that `backward` makes in addition to the ordinary one."""
-        return  # none, unless a recorder says otherwise
+        return  # none by default
 
     def _reduce(self) -> None:
-        """Bring together what several ranks recorded; called once between recording and use."""
+        """Sum up what several ranks recorded; called once, between recording and use."""
         self._ranks.sum_([self._sum_of(p) for p in self._names if p.requires_grad])
 
     def _check_terms(self, batch_size: int) -> None:
@@ -165,10 +165,12 @@ class Recorder(ABC):
         handle = outputs.register_hook(gradients.append)
         loss.backward()
         handle.remove()
-        self._scale.see(outputs.detach(), gradients, loss.detach(), self._scale_of(loss))
+        self._scale.see(
+            LOSSES[self.loss], outputs.detach(), gradients, loss.detach(), self._scale_of(loss)
+        )
 
     def _scale_of(self, like: Tensor) -> Tensor | float:
-        """By what the gradient scaler has multiplied the loss."""
+        """The factor by which the gradient scaler has multiplied the loss."""
         if self.scaler is None:
             return 1.0
         scale: Tensor = self.scaler.scale(torch.ones((), device=like.device))
@@ -204,7 +206,7 @@ class Recorder(ABC):
         return self._generators[device]
 
     def _sum_of(self, p: Tensor) -> Tensor:
-        """What is summed up for `p`, zeros at first."""
+        """The sum that is recorded for `p`, zero at first."""
         if p not in self._records:
             shape, dtype = (*self._rows, *p.shape), wide_dtype(p.dtype)
             self._records[p] = torch.zeros(shape, dtype=dtype, device=p.device)
@@ -218,7 +220,7 @@ class Recorder(ABC):
     def check(self, params: Sequence[Tensor]) -> None:
         """Raise RuntimeError when there is nothing recorded that fits these parameters."""
         problem, together = self._problem(params), self._size > 1 and not self._reduced
-        if together:  # those that are content would wait for the others
+        if together:  # a rank that raised alone would leave the others waiting
             problem = self._ranks.first(problem)
         if problem is not None:
             raise RuntimeError(problem)
@@ -230,7 +232,7 @@ class Recorder(ABC):
         self._reduced = True
 
     def _problem(self, params: Sequence[Tensor]) -> str | None:
-        """Why what was recorded does not serve these parameters."""
+        """Why the recordings cannot be used for these parameters; None: they can."""
         name = type(self).__name__
         if not self._records:
             why = (
@@ -264,7 +266,7 @@ class Recorder(ABC):
         self._used = True
 
     def _begin(self) -> None:
-        """A new context, whether it records or not."""
+        """Begin a new context, whether it records or not."""
         self._drop()
         self._scale.clear()
         self._ranks.meet()
@@ -277,7 +279,7 @@ class Recorder(ABC):
         self._n = self._misfit = None
 
     def _replaced(self) -> str | None:
-        """Which parameter of the model is another one now, in words."""
+        """A message that names a parameter of the model that was replaced; None: none was."""
         if all(place.get(name) is found for place, name, found in self._spots):
             return None
         name = replaced_in(self.model, self._names)
@@ -289,7 +291,7 @@ class Recorder(ABC):
         )
 
     def _leaves(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """What autograd differentiates by: of sharded parameters the whole ones."""
+        """The tensors that autograd differentiates by: the whole ones of sharded parameters."""
         whole = unsharded(self.model) if self._sharded else {}
         return [whole.get(id(p), p) for p in params]
 

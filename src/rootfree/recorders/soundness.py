@@ -1,13 +1,13 @@
-"""Whether what was recorded is the whole truth: looked at once for each parameter and module.
+"""Whether the hooks saw everything: checked once for each parameter and module.
 
 Hooks see what goes through a module. They do not see that a weight is also used elsewhere, that it
-is made by a hook, or that examples are not on the first axis. Each can be told from gradients.
+is made by a hook, or that examples are not on the first axis. Gradients tell each of these.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ NOT_WHOLE = (
     "what went through its modules is not its whole gradient: it is used elsewhere too (tied, or "
     "by a function), made by a hook (weight_norm, spectral_norm), or its module mixes examples"
 )
+NOT_FIRST = "its examples are not on the first axis"
 UNCLEAR = (
     "two of its axes are as long as the batch, and with sharded parameters it cannot be found out "
     "which of them counts the examples; another batch size tells them apart"
@@ -34,10 +35,10 @@ _MOST = 0.9
 
 
 class WholeGradients:
-    """The gradients of some parameters over a context, to be compared with what was recorded."""
+    """The gradients of parameters in a context, to compare with what was recorded."""
 
     def __init__(self) -> None:
-        self._known: set[Tensor] = set()  # parameters that were looked at
+        self._known: set[Tensor] = set()  # parameters that were checked
         self._totals: dict[Tensor, dict[int, Tensor]] = {}  # by parameter and backward pass
 
     def begin(self) -> None:
@@ -47,9 +48,9 @@ class WholeGradients:
     def install(
         self, params: Mapping[Tensor, Tensor], scale_of: Callable[[Tensor], Any]
     ) -> list[Any]:
-        """Hooks that keep the gradients of parameters that were not looked at yet.
+        """Hooks that keep the gradients of parameters that were not checked yet.
 
-        `params`: with what autograd knows each as.
+        `params`: each with the tensor that autograd differentiates by.
         """
 
         def keep(p: Tensor, grad: Tensor) -> None:
@@ -60,27 +61,28 @@ class WholeGradients:
         return [params[p].register_hook(partial(keep, p)) for p in waiting]
 
     def waits_for(self, p: Tensor) -> bool:
-        """Whether a parameter was not looked at yet."""
+        """Whether a parameter was not checked yet."""
         return p not in self._known
 
     def contradicts(
         self,
         p: Tensor,
-        recorded: Mapping[int, Callable[[], Tensor]],
+        passes: Iterable[int],
+        recorded: Callable[[int], Tensor],
         size: Tensor | float = 0.0,
     ) -> bool:
-        """Whether what was recorded of `p` is not its gradient; waits for the device once.
+        """Whether the recorded gradient of `p` is not its whole one; waits for the device once.
 
-        `recorded`: the gradient of each backward pass as far as it was recorded. `size`: the norm
-        of what it is a sum of.
+        `recorded`: the recorded gradient of each of the backward passes. `size`: the norm of the
+        terms that it is a sum of.
         """
         totals = self._totals.pop(p, {})
-        passes = [number for number in recorded if number in totals]
+        passes = [number for number in passes if number in totals]
         total = sum((totals[number] for number in passes), torch.zeros(()))
         if not 0 < float(total.norm()) < math.inf:
             return False  # nothing to compare with: another time
         self._known.add(p)
-        found = torch.stack([recorded[number]() for number in passes]).sum(0).reshape(total.shape)
+        found = torch.stack([recorded(number) for number in passes]).sum(0).reshape(total.shape)
         most = _TOLERANCE * total.norm() + _CANCELLED * size
         return not bool((found - total).norm() <= most)
 
@@ -93,11 +95,11 @@ def this_backward() -> int:
 def which_have_examples_first(
     output: Any, n: int | None, edges: Sequence[Any]
 ) -> list[bool | None]:
-    """Whether what is at each edge of the graph has its examples on the first axis.
+    """Whether the tensor at each edge of the graph has its examples on the first axis.
 
-    A function of the first example's outputs then has its gradient in the first row. Where that
-    cannot be asked (outputs that are not one tensor with a row for each example) it is not known,
-    and the answer is no. None: the gradient is not finite, ask another time.
+    If so, a function of the first example's outputs has its gradient in the first row. False also
+    where the outputs are not one tensor with a row for each example, so that this cannot be tested.
+    None where the gradient is not finite: test another time.
     """
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != n:
         return [False] * len(edges)

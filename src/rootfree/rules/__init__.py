@@ -9,6 +9,6 @@ changes its first tensors in place and says which.
 # factors, far from the end of fp32, and is below rounding wherever there is any curvature.
 LEAST_DAMPING = 1e-30
 
-# A gradient counts as at most this: its products with factors stay in the range of fp32, unless the
-# gradients before were below 10⁻¹⁰. Beyond the range ∞ - ∞ would be no number, for good.
+# Gradients are limited to this. Their products with factors then stay in the range of fp32, unless
+# the gradients before were below 10⁻¹⁰; beyond it ∞ - ∞ would leave NaN in the state for good.
 LARGEST_GRADIENT = 2.0**60

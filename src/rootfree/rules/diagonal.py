@@ -16,15 +16,13 @@ from rootfree.rules.momentum import Tail, descend_
 
 Tensors = list[Tensor]
 
-# With λ = 0 a preconditioner that decayed to zero would give 0/0; this keeps it 0, changes nothing
-# else (it is below every other number in the sum).
+# The least λ: with zero, a preconditioner that decayed to zero would make 0/0 of a zero gradient.
+# Beside any other number it is below rounding.
 TINY = torch.finfo(torch.float32).tiny
-
-
 # In one step s grows by this times s + 1 at most. An average forgets an outlier in log(GROWTH)/β₂
 # steps. A sum forgets nothing, so it may no more than double.
 GROWTH, GROWTH_OF_SUMS = 1e3, 1.0
-# Where s ends, so that it can come back: just inside the range of fp32 and bf16.
+# The largest s, just inside the range of fp32 and bf16: from infinity it could not come back.
 LARGEST = 3e38
 
 
@@ -49,7 +47,7 @@ def limited(gs: Tensors, ss: Tensors, *, reach: float) -> Tensors:
 
 
 def _all_below(gs: Tensors, *, reach: float) -> bool:
-    """Whether no gradient can reach its limit, where that is known at once."""
+    """Whether no gradient can reach its limit, as far as the host knows without waiting."""
     if reach == math.inf:
         return True
     if torch.compiler.is_compiling() or type(gs[0]) is not Tensor or gs[0].device.type != "cpu":
@@ -74,7 +72,7 @@ def limited_together(
 
 
 def largest_of(*dtypes: torch.dtype) -> float:
-    """Where an s that is kept in one of these dtypes and computed in another ends."""
+    """The largest s that is kept in one of these dtypes and computed in another."""
     return 1e308 if {*dtypes} == {torch.float64} else LARGEST
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rootfree.curvature import BlockCurvature
 from rootfree.structures import Structure, multiply_axis, per_block
+from rootfree.structures.base import in_float16, products_of_others
 
 Norm = Callable[[int, Tensor], Tensor]
 
@@ -48,12 +49,12 @@ def tangents(
 
     The factors are scales[n]·Ks[n]; H knows about the scales already. `means` are the traces.
     """
-    hs = []
+    hs, wide = [], means[0].dtype
+    others = products_of_others(means, start=means[0].new_ones(()))
     for n, (gram, weight) in enumerate(H.in_frame(Ks, structures)):
-        others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
-        damping = structures[n].project_factor_gram(Ks[n]).to(others.dtype)
-        h = per_block(weight.to(others.dtype) / 2, gram) * gram
-        h.addcmul_(per_block(lam / 2 * others * scales[n] ** 2, gram), damping)
+        damping = structures[n].project_factor_gram(Ks[n]).to(wide)
+        h = per_block(weight.to(wide) / 2, gram) * gram
+        h.addcmul_(per_block(lam / 2 * others[n] * scales[n] ** 2, gram), damping)
         hs.append(structures[n].add_to_diagonal_(h, -gamma / 2))
     return hs
 
@@ -71,12 +72,9 @@ def move_factors_(
     for n, (K, m, structure) in enumerate(zip(Ks, ms, structures, strict=True)):
         step = beta2[n] * norm(n, m).clamp(min=1.0).reciprocal()
         scaled = (m * per_block(step, m)).to(dtype)
-        if dtype == torch.float16:  # it has not the range of the others
-            largest = K.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-            K.sub_(
-                structure.product((K / per_block(largest, K)).to(dtype), scaled)
-                * per_block(largest, K)
-            )
+        if dtype == torch.float16:
+            unit, size = in_float16(K)
+            K.sub_(structure.product(unit, scaled) * per_block(size, K))
         else:
             K.sub_(structure.product(K.to(dtype), scaled))
 

@@ -114,8 +114,8 @@ def cap_rms_(
 ) -> None:
     """u <- u·min(1, cap/rms(u)).  Changes us.
 
-    The cap is there for directions that have lost all measure: an infinite entry counts as the
-    largest number, and squares are summed in float64.
+    Directions may have any size: an infinite entry counts as the largest number, and squares are
+    summed in float64.
     """
     largest = 1e150 if us[0].dtype == torch.float64 else torch.finfo(us[0].dtype).max
     for u in us:

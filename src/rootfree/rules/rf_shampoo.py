@@ -16,6 +16,7 @@ from rootfree.curvature import BlockCurvature
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules.if_shampoo import exponents
 from rootfree.structures import multiply_axis
+from rootfree.structures.base import products_of_others
 
 # Largest tr H/tr S of a refresh, and √(tr H/D); beyond, H is scaled down. An outlier then does not
 # leave the range of fp32, and stops a block only until S has forgotten the first factor.
@@ -40,9 +41,9 @@ def update_factors_(
     """
     H = _limited(H, Ss)
     means = [S_inv.diagonal(dim1=-2, dim2=-1).mean(-1) for S_inv in inverses]  # tr(Sⱼ⁻¹)/dⱼ
+    others = products_of_others(means, start=means[0].new_ones(()))
     for n, term in enumerate(H.contracted(inverses)):
-        others = math.prod([t for j, t in enumerate(means) if j != n], start=means[n].new_ones(()))
-        term.diagonal(dim1=-2, dim2=-1).add_((max(lam, LEAST_DAMPING) * others).view(-1, 1))
+        term.diagonal(dim1=-2, dim2=-1).add_((max(lam, LEAST_DAMPING) * others[n]).view(-1, 1))
         change = term.sub_(Ss[n], alpha=gamma)
         rate = beta2[n] * size_beside(inverses[n], change, norm).clamp(min=1.0).reciprocal()
         Ss[n].addcmul_(change, rate[:, None, None])

@@ -1,16 +1,14 @@
 """The laws of a structured factor: one packed tensor, and a stateless object that reads it.
 
-What a structure does not say otherwise is done with the dense matrix; `Dense` keeps it as it is.
-
-The functions at the end work on any stack: sums and norms in a wide enough dtype, and products
-along one axis of blocks (b, d_1, ..., d_N).
+By default an operation unpacks the dense matrix; structures override what they can do faster. The
+functions at the end work on any stack of blocks (b, d_1, ..., d_N).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -186,23 +184,6 @@ class Dense(Structure):
         return M
 
 
-@dataclass(frozen=True)
-class SizedStructure(Structure):
-    """A structure with a size parameter k; k > d is the same structure as k = d."""
-
-    k: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k < 1:
-            raise ValueError(f"k of {self.kind} must be at least 1, got {self.k}")
-        object.__setattr__(self, "k", min(self.k, self.d))
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}:{self.k}"
-
-
 def frobenius_norm(structure: Structure, M: Tensor) -> Tensor:
     """``‖M‖_F`` of a packed M, (b,), also where its square leaves the range of the dtype."""
     largest = M.abs().flatten(1).amax(1).clamp(min=1.0)
@@ -215,7 +196,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def power_of_two(x: Tensor) -> Tensor:
-    """The next one that is not below x > 0, or the last one: dividing by it is exact."""
+    """The least one that is not below x > 0, at most the dtype's last: dividing by it is exact."""
     last = math.frexp(torch.finfo(x.dtype).max)[1] - 1
     return torch.exp2(torch.ceil(torch.log2(x)).clamp(max=last))
 
@@ -286,6 +267,20 @@ def multiply_axis(G: Tensor, n: int, multiply: Callable[[Tensor], Tensor]) -> Te
     moved = G.movedim(n + 1, 1)
     product: Tensor = multiply(moved.flatten(2)).unflatten(2, moved.shape[2:]).movedim(1, n + 1)
     return product
+
+
+def in_float16(X: Tensor) -> tuple[Tensor, Tensor]:
+    """X/x in fp16 and x (b,), the largest magnitude in each block: fp16 has a small range."""
+    largest = X.abs().flatten(1).amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+    return (X / per_block(largest, X)).half(), largest
+
+
+def products_of_others(values: Sequence[Tensor], *, start: Tensor) -> list[Tensor]:
+    """start·∏_{j≠n} values[j] for every n."""
+    return [
+        math.prod([v for j, v in enumerate(values) if j != n], start=start)
+        for n in range(len(values))
+    ]
 
 
 def divided(U: Tensor, unit: Tensor | None) -> Tensor:

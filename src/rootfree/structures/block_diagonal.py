@@ -1,4 +1,4 @@
-"""Block-diagonal matrices."""
+"""Structures with a size, and the first of them: block-diagonal matrices."""
 
 from __future__ import annotations
 
@@ -9,13 +9,30 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rootfree.structures.base import (
-    SizedStructure,
+    Structure,
     dense_inverse,
     divided,
     schatten8,
     sum_of_squares,
     wide_dtype,
 )
+
+
+@dataclass(frozen=True)
+class SizedStructure(Structure):
+    """A structure with a size parameter k; k > d is the same structure as k = d."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 1:
+            raise ValueError(f"k of {self.kind} must be at least 1, got {self.k}")
+        object.__setattr__(self, "k", min(self.k, self.d))
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:{self.k}"
 
 
 @dataclass(frozen=True)

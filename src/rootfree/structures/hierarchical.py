@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rootfree.structures.base import (
-    SizedStructure,
-    dense_inverse,
-    schatten8,
-    sum_of_squares,
-    wide_dtype,
-)
+from rootfree.structures.base import dense_inverse, schatten8, sum_of_squares, wide_dtype
+from rootfree.structures.block_diagonal import SizedStructure
 
 
 @dataclass(frozen=True)

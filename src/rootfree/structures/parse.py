@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from rootfree.structures.base import Dense, SizedStructure, Structure
-from rootfree.structures.block_diagonal import BlockDiagonal
+from rootfree.structures.base import Dense, Structure
+from rootfree.structures.block_diagonal import BlockDiagonal, SizedStructure
 from rootfree.structures.diagonal import Diagonal
 from rootfree.structures.hierarchical import Hierarchical
 from rootfree.structures.toeplitz import LowerToeplitz, UpperToeplitz
