@@ -14,6 +14,7 @@ from rootfree_lab.config.reading import (
     Table,
     assign,
     build,
+    check_names,
     checked,
     merged,
     parse_assignment,
@@ -52,18 +53,14 @@ def read_tables(path: Path, assignments: Iterable[str] = ()) -> Table:
 
 
 def _check_entries(tables: Table) -> None:
-    for key in tables:
-        if key not in _TOP:
-            raise unknown_name("the table", key, _TOP)
+    check_names("the table", tables, _TOP)
     entries = tables.get("compare", [])
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise ConfigError("compare must be a list of tables: [[compare]]")
     for entry in entries:
         if not isinstance(entry.get("label"), str):
             raise ConfigError(f"compare: every entry needs a label, got {entry!r}")
-        for key in entry:
-            if key not in _ENTRY:
-                raise unknown_name(f"compare.{entry['label']}: the setting", key, _ENTRY)
+        check_names(f"compare.{entry['label']}: the setting", entry, _ENTRY)
     labels = [entry["label"] for entry in entries]
     for label in labels:
         if labels.count(label) > 1:
@@ -72,8 +69,7 @@ def _check_entries(tables: Table) -> None:
 
 def _assign(tables: Table, name: str, value: Any) -> None:
     top, _, rest = name.partition(".")
-    if top not in _TOP:
-        raise unknown_name(f"--set {name}: the table", top, _TOP)
+    check_names(f"--set {name}: the table", [top], _TOP)
     entries = {entry["label"]: entry for entry in tables.get("compare", [])}
     if top != "compare":
         having = [entry for entry in entries.values() if top in entry and top != "label"]
@@ -132,8 +128,7 @@ def load_config(path: Path, assignments: Iterable[str] = (), entry: str | None =
             + choices
         )
     chosen = next(iter(entries)) if entry is None else entry
-    if chosen not in entries:
-        raise unknown_name("the entry", chosen, entries)
+    check_names("the entry", [chosen], entries)
     config = _entry_config(tables, entries[chosen])
     return _with_first_seed(tables, entries[chosen], config)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rootfree_lab.config.reading import ConfigError, Table, unknown_name
+from rootfree_lab.config.reading import ConfigError, Table, check_names, unknown_name
 
 #: The settings that may name a user's code.
 SETTINGS = (("data", "name"), ("model", "name"), ("train", "loss"))
@@ -150,9 +150,8 @@ def check_arguments(
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    for option in given:
-        if option not in named and inspect.Parameter.VAR_KEYWORD not in kinds:
-            raise unknown_name(f"the option of {what},", option, named)
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        check_names(f"the option of {what},", given, named)
     taken = [name for name in provided if name in named]
     for name in named:
         required = parameters[name].default is inspect.Parameter.empty

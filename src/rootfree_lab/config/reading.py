@@ -82,15 +82,21 @@ def unknown_name(what: str, name: str, allowed: Iterable[str]) -> ConfigError:
     return ConfigError(f"{what} {name!r} is unknown{hint} allowed: {', '.join(allowed)}")
 
 
+def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise if one of the names is not among the allowed ones."""
+    allowed = list(allowed)
+    for name in names:
+        if name not in allowed:
+            raise unknown_name(what, name, allowed)
+
+
 def build(kind: type[T], table: Any, where: str) -> T:
     """A dataclass from a table; `where` is the table's name in messages."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} must be a table, got {table!r}")
     hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    for key in table:
-        if key not in names:
-            raise unknown_name("the setting", f"{where}.{key}", (f"{where}.{n}" for n in names))
+    allowed = [f"{where}.{field.name}" for field in fields(kind)]  # type: ignore[arg-type]
+    check_names("the setting", [f"{where}.{key}" for key in table], allowed)
     for field in fields(kind):  # type: ignore[arg-type]
         required = field.default is MISSING and field.default_factory is MISSING
         if required and field.name not in table:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rootfree_lab.config import own_code
-from rootfree_lab.config.reading import Table, unknown_name
+from rootfree_lab.config.reading import Table, check_names
 
 LOSSES = ("cross_entropy", "square")
 SCHEDULES = ("constant", "cosine", "linear", "step")
@@ -32,8 +32,8 @@ _LATER = (
 
 def one_of(name: str, value: str, allowed: tuple[str, ...], *, own: bool = False) -> None:
     """Raise where a value is not among those allowed, nor a user's `own`."""
-    if value not in allowed and not (own and own_code.is_own(value)):
-        raise unknown_name(f"the value of {name}", value, allowed)
+    if not (own and own_code.is_own(value)):
+        check_names(f"the value of {name}", [value], allowed)
 
 
 def at_least(low: float, **values: float | None) -> None:
