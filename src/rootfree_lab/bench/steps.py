@@ -162,7 +162,8 @@ def _beside(run: _Measurement, first: Contender, others: Sequence[Contender]) ->
 
 def with_floor(row: StepRow, work: Work, ceilings: Ceilings) -> StepRow:
     """The row with what its step has to do, and how far from that it is."""
-    rate, T = ceilings.rate(work.matmul_dtype), row.period
+    dtype, T = str(work.matmul_dtype).removeprefix("torch."), row.period
+    rate = ceilings.rate(dtype)
 
     def floor(moved: float, flops: float) -> float:
         # Copies and products can overlap, so the longer of the two is the floor of a step.
@@ -183,7 +184,7 @@ def with_floor(row: StepRow, work: Work, ceilings: Ceilings) -> StepRow:
         flops=flops,
         terabytes_per_second=moved / row.ms.median / 1e9,
         teraflops_per_second=flops / row.ms.median / 1e9,
-        matmul_dtype=str(work.matmul_dtype).removeprefix("torch.") if flops else None,
+        matmul_dtype=dtype if flops else None,
         floor_ms=floor_ms,
         times_floor=row.ms.median / floor_ms,
     )

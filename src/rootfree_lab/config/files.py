@@ -31,7 +31,6 @@ _SECTIONS = {
     "output": settings.OutputConfig,
 }
 _TOP = ("label", "seeds", *_SECTIONS, "optimizer", "compare", "search")
-_NOT_OF_A_RUN = ("compare", "seeds", "search")
 _ENTRY = ("label", "seeds", *_SECTIONS, "optimizer")
 
 
@@ -94,7 +93,7 @@ def _settle_seeds(tables: Table, name: str) -> None:
 
 
 def config_from(tables: Mapping[str, Any]) -> Config:
-    """A run's settings from its tables; keys for `compare` alone are left out of it."""
+    """The settings of a run from its tables; seeds, `compare` and `search` are ignored."""
     for required in ("data", "model", "optimizer", "train"):
         if required not in tables:
             raise ConfigError(f"the table [{required}] is missing")
@@ -119,8 +118,7 @@ def load_config(path: Path, assignments: Iterable[str] = (), entry: str | None =
     tables = read_tables(path, assignments)
     entries = {e["label"]: e for e in tables.get("compare", [])}
     if entry is None and (not entries or "optimizer" in tables):
-        config = config_from({k: v for k, v in tables.items() if k not in _NOT_OF_A_RUN})
-        return _with_first_seed(tables, {}, config)
+        return _with_first_seed(tables, {}, config_from(tables))
     if entry is None and len(entries) > 1:
         choices = "".join(f"\n  --entry {shlex.quote(label)}" for label in entries)
         raise ConfigError(
@@ -175,9 +173,8 @@ def _with_first_seed(tables: Table, entry: Table, config: Config) -> Config:
 
 
 def _entry_config(tables: Table, entry: Table) -> Config:
-    base = {k: v for k, v in tables.items() if k not in (*_NOT_OF_A_RUN, "label")}
-    over = {k: v for k, v in entry.items() if k != "seeds"}
-    mine, theirs = base.get("optimizer"), over.get("optimizer")
+    base = dict(tables)
+    mine, theirs = base.get("optimizer"), entry.get("optimizer")
     if (
         isinstance(mine, dict)
         and isinstance(theirs, dict)
@@ -185,4 +182,4 @@ def _entry_config(tables: Table, entry: Table) -> Config:
     ):
         # Another optimizer's options mean something else: they are not inherited.
         del base["optimizer"]
-    return config_from(merged(base, over))
+    return config_from(merged(base, entry))

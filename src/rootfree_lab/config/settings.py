@@ -259,6 +259,11 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
+    @property
+    def title(self) -> str:
+        """The name of the run in messages."""
+        return f"{self.label} seed {self.train.seed}"
+
     def with_seed(self, seed: int) -> Config:
         return replace(self, train=replace(self.train, seed=seed))
 

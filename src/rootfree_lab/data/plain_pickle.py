@@ -41,11 +41,7 @@ class Made:
     items: dict[Key, Any] = field(default_factory=dict)
 
 
-class _Mark:
-    """Where a group of values begins on the stack."""
-
-
-_MARK = _Mark()
+_MARK = object()  # where a group of values begins on the stack
 _CONSTANTS = {
     "NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (),
 }  # fmt: skip

@@ -13,10 +13,6 @@ from typing import Any
 class NotWritten(OSError):  # noqa: N818 (an outcome)
     """A file that could not be written; what was there before is kept."""
 
-    @classmethod
-    def of(cls, path: Path, error: OSError) -> NotWritten:
-        return cls(f"{str(path)!r} cannot be written: {error.strerror or error}")
-
 
 @contextmanager
 def in_words(path: Path) -> Iterator[None]:
@@ -26,7 +22,7 @@ def in_words(path: Path) -> Iterator[None]:
     except (NotWritten, TimeoutError):
         raise
     except OSError as error:
-        raise NotWritten.of(path, error) from error
+        raise NotWritten(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
 
 
 def replace_file(path: Path, write: Callable[[Any], None]) -> None:

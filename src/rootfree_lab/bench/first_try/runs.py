@@ -20,7 +20,7 @@ from rootfree_lab.files.appending import finite
 from rootfree_lab.processes.side_by_side import Channel, each
 from rootfree_lab.training import run as engine
 from rootfree_lab.training.checking import dataset_of
-from rootfree_lab.training.feeding import TestFeed
+from rootfree_lab.training.feeding import in_order
 from rootfree_lab.training.session import Point, Session
 from rootfree_lab.training.watching.progress import Watcher
 
@@ -55,8 +55,8 @@ class _Losses(Watcher):
         if self._whole:
             config = session.config
             data = dataset_of(config.data)
-            feed = TestFeed(data, config.train, session.device, part="train")
-            self.full, _ = session.evaluate(feed)
+            batches = in_order(data, config.train, session.device, part="train")
+            self.full, _ = session.evaluate(batches)
 
 
 def train(run: Run) -> Record:
