@@ -1,4 +1,4 @@
-"""Everything that one run of the benchmark found, and its JSON."""
+"""The results of one run of the benchmark, and their JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Environment:
-    """Where and when."""
+    """The machine, the date and the versions of a measurement."""
 
     device: str
     threads: int

@@ -37,7 +37,7 @@ _ENTRY = ("label", "seeds", *_SECTIONS, "optimizer")
 def read_tables(path: Path, assignments: Iterable[str] = ()) -> Table:
     """The tables of a config file with the `--set` assignments applied.
 
-    What is said on the command line wins over all that the file says, in its entries too.
+    The command line overrides the file, including its entries.
     """
     tables = copy.deepcopy(read_toml(path))
     _check_entries(tables)
@@ -84,7 +84,7 @@ def _assign(tables: Table, name: str, value: Any) -> None:
 
 
 def _settle_seeds(tables: Table, name: str) -> None:
-    """Of `seeds` and `train.seed`, the one on the command line replaces the other of the file."""
+    """`seeds` or `train.seed` on the command line also replaces the other one in the file."""
     for table in (tables, *tables.get("compare", [])):
         if name == "train.seed":
             table.pop("seeds", None)
@@ -150,7 +150,7 @@ def load_comparison(path: Path, assignments: Iterable[str] = ()) -> list[Config]
 
 
 def _seeds(tables: Table, entry: Table, config: Config) -> tuple[int, ...]:
-    """The seeds of an entry, or of the base; a file that says `train.seed` as well agrees."""
+    """The seeds of an entry, or else of the base; `train.seed`, if given, must be one of them."""
     given = entry.get("seeds", tables.get("seeds", [config.train.seed]))
     name = f"compare.{entry['label']}.seeds" if "seeds" in entry else "seeds"
     seeds: tuple[int, ...] = checked(name, given, tuple[int, ...])

@@ -25,7 +25,7 @@ TASKS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What one run is of: its record before it has taken place, and where its data is."""
+    """A run to be made: its record before training, its optimizer, and where its data is."""
 
     record: Record
     entrant: Entrant
