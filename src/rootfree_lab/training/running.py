@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rootfree_lab.training.losses import count_correct, terms
+from rootfree_lab.training.losses import count_correct
 from rootfree_lab.training.parallel import Ranks
 
 
@@ -47,7 +47,7 @@ class Running:
         self.steps += 1
         if target is not None:
             self.correct += count_correct(outputs, target)
-            self.terms += terms(target)
+            self.terms += target.numel()
 
     def of_all(self, ranks: Ranks) -> Running:
         """The mean loss of all ranks, and the sums of the rest. All ranks must call this."""

@@ -25,7 +25,7 @@ from rootfree_lab.optimizers import peers
 from rootfree_lab.training.checking import classifies, dataset_of
 from rootfree_lab.training.divergence import Diverged, Losses
 from rootfree_lab.training.feeding import Batch, Feed, in_order
-from rootfree_lab.training.losses import count_correct, make_loss, terms
+from rootfree_lab.training.losses import count_correct, make_loss
 from rootfree_lab.training.lr_schedules import Schedule, base_rates, set_rates
 from rootfree_lab.training.parallel import Ranks
 from rootfree_lab.training.passes import GraphedPasses, Passes
@@ -209,8 +209,8 @@ class Session:
         count = 0
         for batch in self.test if batches is None else batches:
             outputs = self._forward(batch, self.model)
-            loss += self._test_loss(outputs, batch.target) * terms(batch.target)
-            count += terms(batch.target)
+            loss += self._test_loss(outputs, batch.target) * batch.target.numel()
+            count += batch.target.numel()
             if self.classifies:
                 correct += count_correct(outputs, batch.target)
         self.model.train()
