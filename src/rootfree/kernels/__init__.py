@@ -1,4 +1,5 @@
-"""Rules in fewer passes over memory, for devices that have them; plan.py says where they run.
+"""Kernels that do the work of the rules in fewer passes over memory; plan.py says where they run.
 
-A kernel does what a rule does and is tested against it; where there is none the rule runs.
+Each kernel computes what a rule computes, and is tested against it. Where there is no kernel, the
+rule runs.
 """

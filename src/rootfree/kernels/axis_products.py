@@ -1,11 +1,11 @@
-"""Products along the axes of a stack of blocks, in bf16: by the vendor's library where it is good.
+"""Products along the axes of a stack of blocks, in bf16: by the vendor's library where it is fast.
 
 The kernels are in triton_products.py. A `site` tells launches apart (see launch.py).
 
-Matrices of odd sizes are padded. Rows of 769 bf16 numbers do not begin at multiples of 16 bytes, as
-the matrix units' loads want them: the library then takes kernels that are several times slower, and
-Triton reads number by number. A product with zeros beside its operands has zeros beside it, so that
-kernels work on the next multiple of eight.
+Matrices of odd sizes are padded. Matrix units load rows that begin at multiples of 16 bytes, which
+rows of 769 bf16 numbers do not. The library would choose kernels that are several times slower, and
+Triton would read one number at a time. So kernels work on the next multiple of eight: zeros beside
+the operands of a product become zeros beside the result.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from rootfree.kernels.launch import launch, triton_kernels
 
 Site = tuple[Any, ...]
 
-# The last axis of convolutions (9, say): the library is slow on such odd sizes.
+# Axes up to this size, such as the last axis of convolutions (often 9), have kernels of their own:
+# the library is slow on them.
 NARROW = 32
 _EIGHT = 8
-# Blocks are worked on in portions of at most this many elements (or one block): temporaries do not
-# grow with the model, and launches are still large enough to keep the device busy.
+# Blocks are processed in portions of at most this many elements, or of one block. Temporaries then
+# do not grow with the model, and launches are still large enough to keep the device busy.
 PORTION = 2**27
 
 
 def room(d: int) -> int:
-    """The size in memory of an axis of size d; narrow ones have kernels of their own."""
+    """The padded size of an axis of size d; narrow axes are not padded."""
     return d if d <= NARROW else -(-d // _EIGHT) * _EIGHT
 
 
 def padded(X: Tensor, sizes: Sequence[int]) -> Tensor:
-    """X (b, ...) with zeros after each axis up to these sizes; X itself where it has them."""
+    """X (b, ...) padded with zeros to these sizes; X itself if it has them already."""
     if tuple(X.shape[1:]) == tuple(sizes):
         return X
     missing = [size - d for size, d in zip(sizes, X.shape[1:], strict=True)]
@@ -43,17 +44,17 @@ def padded(X: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def without(X: Tensor, sizes: Sequence[int]) -> Tensor:
-    """A view of X (b, ...) without what `padded` added."""
+    """A view of X (b, ...) without the zeros that `padded` added."""
     return X[(slice(None), *[slice(d) for d in sizes])]
 
 
 def portions(
     G: Tensor, state: dict[str, Tensor], *, changes: bool
 ) -> Iterator[tuple[slice, Tensor, dict[str, Tensor]]]:
-    """Blocks that are worked on together, all about as many: which, and their G and state, padded.
+    """Portions of about equal numbers of blocks: each portion's rows, its padded G and state.
 
-    What is done to these is brought back: to the state only if that `changes`, else the lower
-    halves of factors are not looked at.
+    Changes to padded copies are copied back: always to G, to the state only if it `changes`. If it
+    does not, the lower halves of factors are not read, and so not padded.
     """
     sizes = [operand(state, n).shape[1] for n in range(G.dim() - 1)]
     stack = padded(G, [*map(room, sizes)])
@@ -76,7 +77,7 @@ def portions(
 
 
 def site_of(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str | None) -> Site:
-    """What tells the launches of one portion from those of others (see `launch`)."""
+    """What distinguishes the launches of one portion from those of others (see `launch`)."""
     tensors = [G, *state.values(), *([] if sums is None else [sums])]
     return (
         G.device, G.shape, operand(state, 0).dtype, "started" in state, "upper0" in state,
@@ -86,7 +87,7 @@ def site_of(G: Tensor, state: dict[str, Tensor], sums: Tensor | None, norm: str 
 
 
 def operand(state: dict[str, Tensor], n: int) -> Tensor:
-    """The factor as products take it: its upper half, where it is in halves."""
+    """The factor as an operand of products: its upper half, if it is stored in halves."""
     return state[f"upper{n}" if f"upper{n}" in state else f"factor{n}"]
 
 
@@ -126,7 +127,7 @@ def multiply(site: Site, G: Tensor, n: int, M: Tensor, out: Tensor | None = None
 
 
 def matricised(G: Tensor, n: int) -> Tensor:
-    """G₍ₙ₎ (b, d_n, r): a view for the first and the last axis."""
+    """G₍ₙ₎ (b, d_n, r); for the first and the last axis this is a view."""
     b, last = len(G), G.dim() - 2
     if n == 0:
         return G.flatten(2)
@@ -150,9 +151,9 @@ def long_gram(site: Site, X: Tensor) -> Tensor:
 
 
 def tiling(d: int, r: int, *, sums: int = 1) -> tuple[dict[str, Any], int]:
-    """Tiles of a symmetric d×d result and depth of its sum (or two of them) over r.
+    """The tiling of a symmetric d×d result that is a sum over r, or two such `sums`.
 
-    Returns them as a kernel's constants, and the number of tiles on and below the diagonal.
+    Returns the constants of the kernel, and the number of tiles on and below the diagonal.
     """
     tile = 128 if d >= 128 else 64 if d > 32 else 32
     depth = 64 if tile > 32 else 32
@@ -162,7 +163,7 @@ def tiling(d: int, r: int, *, sums: int = 1) -> tuple[dict[str, Any], int]:
         "DEPTH": depth,
         "EIGHTS": d % 8 == 0 and r % 8 == 0,
         "EVEN": d % tile == 0 and d % depth == 0 and r % depth == 0,
-        # Eight are 8 % faster on large matrices, but 20 % slower for two sums in one program.
+        # Eight warps are 8 % faster on large matrices, but 20 % slower for two sums in a program.
         "num_warps": 8 if d >= 1024 and sums == 1 else 4,
         "num_stages": 3,
     }

@@ -1,4 +1,4 @@
-"""Where every block lies, in its parameter and in the stack: the tables of triton_blocks.py."""
+"""Tables of where every block lies in its parameter and in the stack, for triton_blocks.py."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rootfree.layout.tiles import Piece, contiguous_strides
 if TYPE_CHECKING:
     from rootfree.kernels.stack import Share
 
-# A program's share of a rectangle. What is one piece of memory is cut into rows of COLS. A column,
-# as a bias is beside its weight, has a share of its own shape: of the other it would fill one part
-# in a thousand.
+# A program's share of a rectangle. One contiguous piece of memory is cut into rows of COLS. A
+# column, such as a bias beside its weight, has a share of another shape: it would fill only a
+# thousandth of the usual one.
 ROWS, COLS, WARPS = 4, 1024, 8
 SHARE, COLUMN = (ROWS, COLS), (ROWS * COLS, 1)
 
 
 class Rectangle(NamedTuple):
-    """Rows of a block that are regular both in the parameter and in the stack."""
+    """Rows of a block that have regular distances both in the parameter and in the stack."""
 
     parameter: int
     offset: int
@@ -38,23 +38,23 @@ class Rectangle(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What one program does: at most a share of a rectangle."""
+    """The work of one program: at most a share of a rectangle."""
 
     rectangle: int
     row: int
     column: int
-    place: int  # of its partial sum of squared gradients
+    place: int  # index of its partial sum of squared gradients
 
 
 def with_room(piece: Piece, sizes: Sequence[int], rooms: Sequence[int]) -> Piece:
-    """A piece of a stack of blocks of these sizes, where the stack has room for larger ones."""
+    """A piece of a stack of blocks of these sizes, after the blocks are padded to `rooms`."""
     move = partial(_moved, sizes=sizes, rooms=rooms)
     strides = tuple(map(move, piece.stack_strides))
     return piece._replace(stack_strides=strides, stack_offset=move(piece.stack_offset))
 
 
 def _moved(place: int, sizes: Sequence[int], rooms: Sequence[int]) -> int:
-    """Where an element of a stack is when its blocks have more room; of a stride, what it is."""
+    """The new offset of an element when the blocks of its stack are padded; strides map alike."""
     block, place = divmod(place, math.prod(sizes))
     moved = block
     for old, new, d in zip(contiguous_strides(sizes), rooms, sizes, strict=True):
@@ -65,9 +65,9 @@ def _moved(place: int, sizes: Sequence[int], rooms: Sequence[int]) -> int:
 def rectangles_of(
     piece: Piece, *, parameter: int, stack: int, block: int
 ) -> Iterator[tuple[int, Rectangle]]:
-    """The rectangles of a piece, each with the number of its block in the tile.
+    """The rectangles of a piece, each with the index of its block in the tile.
 
-    `stack`: where the tile's blocks begin in the stack; `block`: elements of one.
+    `stack`: where the tile's blocks begin in the stack; `block`: the number of elements of a block.
     """
     n = len(piece.counts)
     axes = list(zip((*piece.counts, *piece.sizes), piece.strides, piece.stack_strides, strict=True))
@@ -76,7 +76,7 @@ def rectangles_of(
         levels.append((1, 1, 1))
     outer = axes[:n] + levels[:-2]
     rows, columns = ([(1, 0, 0), *levels])[-2:]
-    if rows[1] * ROWS >= 2**31:  # the kernels count in int32 inside a share: row by row
+    if rows[1] * ROWS >= 2**31:  # too far apart for the kernels' int32 offsets: row by row
         outer, rows = axes[:n] + levels[:-1], (1, 0, 0)
     shape = (rows[1], columns[0], rows[0] * columns[0])
     pitch = rows[2]
@@ -90,7 +90,7 @@ def rectangles_of(
 
 
 def _merged(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """(size, stride, stride in the stack) from the outermost in, neighbours without gaps merged."""
+    """(size, stride, stride in the stack), outermost first; axes without gaps are merged."""
     levels: list[tuple[int, int, int]] = []
     for size, stride, pitch in reversed([axis for axis in axes if axis[0] != 1]):
         if levels and (stride, pitch) == (levels[0][0] * levels[0][1], levels[0][0] * levels[0][2]):
@@ -101,7 +101,7 @@ def _merged(axes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def is_column(rectangle: Rectangle) -> bool:
-    """Whether programs may have a column of it as their share: they count in int32."""
+    """Whether it is a column, close enough in memory for the kernels' int32 offsets."""
     far = max(rectangle.distance, rectangle.pitch)
     return rectangle.columns == 1 and far * COLUMN[0] < 2**31
 
@@ -109,34 +109,35 @@ def is_column(rectangle: Rectangle) -> bool:
 def items_of(
     rectangle: Rectangle, *, number: int, place: int, share: tuple[int, int] = SHARE
 ) -> list[Item]:
-    """The programs of a rectangle; their partial sums are next to each other."""
+    """The items of a rectangle; their partial sums are adjacent."""
     rows = -(-rectangle.elements // rectangle.columns)
     starts = product(range(0, rows, share[0]), range(0, rectangle.columns, share[1]))
     return [Item(number, row, column, place + i) for i, (row, column) in enumerate(starts)]
 
 
 def items_in(rectangle: Rectangle, share: tuple[int, int] = SHARE) -> int:
-    """How many items a rectangle has."""
+    """The number of items of a rectangle."""
     rows = -(-rectangle.elements // rectangle.columns)
     return -(-rows // share[0]) * -(-rectangle.columns // share[1])
 
 
 @dataclass
 class Placed:
-    """Where the blocks of shares are in a stack, and their sums."""
+    """Where the blocks of shares, and their partial sums, are in a stack."""
 
-    #: of each share: first element, sizes in memory, first sum, sums a block
+    #: for each share: first element, padded sizes, first sum, number of sums per block
     shares: list[tuple[int, tuple[int, ...], int, int]]
-    of_parameter: list[list[tuple[Rectangle, int]]]  # its rectangles, with the places of their sums
-    shapes: list[tuple[int, int]]  # of each parameter: the shape of a program's share
+    #: for each parameter: its rectangles, with the indices of their first sums
+    of_parameter: list[list[tuple[Rectangle, int]]]
+    shapes: list[tuple[int, int]]  # for each parameter: the shape of a program's share
     elements: int = 0
     sums: int = 0
-    ragged: bool = False  # whether blocks have fewer sums than others of their share
-    gaps: bool = False  # whether there are elements that no parameter has
+    ragged: bool = False  # whether some blocks have fewer sums than others of their share
+    gaps: bool = False  # whether some elements belong to no parameter
 
 
 def placed(shares: Sequence[Share], where: Mapping[Tensor, int]) -> Placed:
-    """Share after share; `where`: positions of the parameters that have gradients."""
+    """Place one share after the other; `where`: positions of the parameters with gradients."""
     made, filled = Placed([], [[] for _ in where], [COLUMN] * len(where)), 0
     found: list[tuple[tuple[int, ...], int, list[list[Rectangle]]]] = []
     for share in shares:
@@ -160,9 +161,10 @@ def placed(shares: Sequence[Share], where: Mapping[Tensor, int]) -> Placed:
             start += slot.tile.blocks * elements
         found.append((rooms, made.elements, blocks))
         filled += -start % 64
-        made.elements = start + -start % 64  # where the matrix units like it
+        made.elements = start + -start % 64  # aligned for the matrix units
     for rooms, start, blocks in found:
-        # A block inside a larger parameter has rows of its own, a whole parameter has none.
+        # A block inside a larger parameter is cut into its rows, a whole parameter into rows of
+        # COLS. So blocks of one share may have different numbers of items.
         counts = [sum(items_in(r, made.shapes[r.parameter]) for r in block) for block in blocks]
         most = max(counts)
         made.ragged = made.ragged or min(counts) < most
@@ -173,7 +175,7 @@ def placed(shares: Sequence[Share], where: Mapping[Tensor, int]) -> Placed:
                 made.of_parameter[rectangle.parameter].append((rectangle, at))
                 at += items_in(rectangle, made.shapes[rectangle.parameter])
             made.sums += most
-    # Parameters without a gradient in a joint pair, and padding, leave zeros.
+    # Padding, and the parameter without a gradient in a joint pair, leave zeros.
     made.gaps = filled < made.elements
     return made
 
@@ -181,10 +183,10 @@ def placed(shares: Sequence[Share], where: Mapping[Tensor, int]) -> Placed:
 def in_order(
     made: Placed,
 ) -> tuple[list[Rectangle], list[Item], list[tuple[int, int]], tuple[int, int]]:
-    """Rectangles and items of all parameters, first and last item of each, and where kinds end.
+    """Rectangles and items of all parameters, the span of each one's items, and where kinds end.
 
-    Parameters that can be read eight numbers at a time come first, columns last: the last result is
-    how many items the first have, and how many all but the columns.
+    Parameters that can be read eight numbers at a time come first, and columns last. The last
+    result is the number of items of the former, and of all but the columns.
     """
     kinds = [
         2 if share == COLUMN else int(not aligned([r for r, _ in mine]))
@@ -210,6 +212,6 @@ def aligned(rectangles: Sequence[Rectangle]) -> bool:
 
 
 def as_table(rows: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows of integers on the device, sent without waiting for it."""
+    """Rows of integers on the device, sent without waiting for the copy."""
     table = torch.tensor(rows, dtype=dtype, pin_memory=device.type == "cuda")
     return table.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""One launch for a list of parameters: what the diagonal methods use on a GPU."""
+"""The diagonal methods on a GPU: one launch for a whole list of parameters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rootfree.rules.momentum import Tail
 
 Tensors = list[Tensor]
 
-# A program's share: large enough to pay for looking up where it is, small enough to spread.
+# A program's share: large enough to amortise looking up its place, small enough to spread the work.
 CHUNK, BLOCK, WARPS = 4096, 1024, 8
 
 
 class FusedDiagonal:
-    """Runs the updates of triton_diagonal.py on one list of parameters."""
+    """Runs the kernel of triton_diagonal.py on one list of parameters."""
 
     def __init__(self, ps: list[Tensor]) -> None:
         device = ps[0].device
@@ -32,8 +32,8 @@ class FusedDiagonal:
         self._state = AddressTable(4 * len(ps), device, beside=tables)
         self._gradients = AddressTable(len(ps), device, beside=tables)
         self._numbers = NumberTable(9, device)
-        self._strides: list[tuple[int, ...]] | None = None  # None: the kernel cannot take them
-        self.fits = False  # whether the last update was done
+        self._strides: list[tuple[int, ...]] | None = None  # None: not supported by the kernel
+        self.fits = False  # whether the kernel could do the last update
 
     def send(self, tail: Tail, *, keep: float, gain: float, reach: float, lam: float) -> None:
         """Bring the hyper-parameters to the device."""
@@ -52,14 +52,14 @@ class FusedDiagonal:
         tail: Tail,
         skip: Tensor | None = None,
     ) -> bool:
-        """Update parameters, ss, ms, counters in place; False, with nothing done: they do not fit.
+        """Update parameters, ss, ms and counters in place; whether the kernel could.
 
-        `skip`, on the device: nothing changes if it is not 0.
-
-        What fits: plain tensors, not fp64, gradients and state laid out like their parameters.
+        It supports plain tensors that are not in fp64, with gradients and state laid out like their
+        parameters. For others it does nothing. `skip`, on the device: nothing changes if it is not
+        0.
         """
         ps, lr = self._ps, tail.lr
-        # Where there is no momentum or no counter the kernel does not read the place.
+        # Without momentum or counters, the kernel does not read their addresses.
         mine = [*ps, *ss, *(ms or ss), *(counters or ss)]
         self.fits = self._fit(mine, gs, rounded=bool(counters))
         if not self.fits:
@@ -81,20 +81,20 @@ class FusedDiagonal:
             )  # fmt: skip
         if counters:
             advance_(counters, 2 if ms else 1, skip=skip)
-        for kind in (ps, ss, ms):  # autograd must know that they changed
+        for kind in (ps, ss, ms):  # tell autograd that they changed
             torch.autograd.graph.increment_version(kind)
         return True
 
     def _fit(self, mine: list[Tensor], gs: list[Tensor], *, rounded: bool) -> bool:
-        """Whether layouts and dtypes suit the kernel; tells it where everything is.
+        """Whether the kernel supports the layouts and dtypes; if so, sends it all addresses.
 
-        Parameters and state that did not move since the last step have not changed their layout.
+        Parameters and state that have not moved since the last step are not checked again.
         """
         ps = self._ps
         if self._state.send(mine):
             count = len(ps)
             alike = all(_alike(t, ps[i % count]) for i, t in enumerate(mine[: 3 * count]))
-            # The noise of rounding counts elements in the order of the indices.
+            # The noise of rounding numbers elements in the order of their indices.
             dense = all(p.is_contiguous() or (not rounded and is_dense(p)) for p in ps)
             self._strides = [p.stride() for p in ps] if dense and alike else None
         if self._strides is None or {type(g) for g in gs} != {Tensor}:
@@ -108,13 +108,13 @@ class FusedDiagonal:
 
 
 def _alike(t: Tensor, p: Tensor) -> bool:
-    """Whether t is laid out like p; the stride of an axis of size one says nothing."""
+    """Whether t is laid out like p; strides of axes of size one do not matter."""
     axes = zip(t.stride(), p.stride(), p.shape, strict=True)
     return t.shape == p.shape and all(mine == its or size == 1 for mine, its, size in axes)
 
 
 def is_dense(p: Tensor) -> bool:
-    """Whether the elements fill one piece of memory, in whatever order of the axes."""
+    """Whether the elements fill one piece of memory, with the axes in any order."""
     expected = 1
     for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
         if size == 1:

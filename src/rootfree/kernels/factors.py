@@ -1,10 +1,10 @@
 """Dense inverse-free factors on a GPU: matrix products by the vendor's library, the rest fused.
 
-The equations are those of rules/if_shampoo.py; given.py has a given curvature's part. The
-kernels are in triton_factors.py, triton_vectors.py and triton_products.py. Products are in bf16,
-sums in fp32, and so are the factors: in halves (halves.py), of which products take the upper one.
-Hyper-parameters are read from a table on the device (tables.py), so that recorded launches follow
-them.
+The equations are those of rules/if_shampoo.py; given.py handles a given curvature. The kernels are
+in triton_factors.py, triton_vectors.py and triton_products.py. Products are in bf16, sums in fp32.
+Factors are in fp32 too, stored as two halves (halves.py); products read the upper half. Kernels
+read hyper-parameters from a table on the device (tables.py), so that recorded launches see their
+current values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rootfree.kernels.tables import SKIP
 from rootfree.structures.base import SLACK
 
 _BLOCK = 4096
-# Beyond this ratio of columns to rows a Gram matrix is left to the library, which splits the sum.
+# Beyond this ratio of columns to rows, the library computes the Gram matrix: it splits the sum.
 _LONG = 16
 
 
@@ -51,9 +51,9 @@ def direction_(
     """G <- U, its direction; on refresh the factors move first.  Changes G and state.
 
     G may be padded (axis_products.py). `squares` (b, count), float64: partial sums of the squared
-    gradients, for factors that start from the first gradient. `numbers`: B, β₂, λ and γ in places 5
-    to 8. `by_rank`: β₂ is less for long axes (rules/if_shampoo.py). `H`: a curvature other than
-    B·ggᵀ, of matrices.
+    gradients, for factors that start from the first gradient. `numbers` has B, β₂, λ and γ in
+    places 5 to 8. `by_rank`: β₂ is smaller for long axes (rules/if_shampoo.py). `H`: a curvature
+    other than B·ggᵀ; only matrices have one.
     """
     axes = G.dim() - 1
     if axes == 1:
@@ -77,7 +77,7 @@ def direction_(
 def vectors_(
     state: dict[str, Tensor], G: Tensor, numbers: Tensor, *, norm: str | None, refresh: bool
 ) -> None:
-    """G <- U where the factors are diagonal, also those of whitening.  Changes G and state."""
+    """G <- U for vectors, whose factors are diagonal; also for whitening.  Changes G and state."""
     k, whiten = state["factor0"], "mean_square" in state
     launch(
         triton_kernels().vectors.vector_kernel, len(G), G, k, state.get("started", k),
@@ -100,9 +100,9 @@ def _refresh_(
     norm: str | None,
     by_rank: bool,
 ) -> None:
-    """Move the factors.  Changes state, of which Ks are a part.
+    """Move the factors.  Changes state, which contains Ks.
 
-    `start`: what the first scale of a block depends on, partial sums of squares or (b,) √(tr H/D).
+    `start` determines the first scale of a block: partial sums of squares, or (b,) √(tr H/D).
     """
     kernels = triton_kernels().factors
     b, elements = len(G), math.prod(sizes)
@@ -138,7 +138,7 @@ def _refresh_(
 
 
 def trace(site: Site, K: Tensor, lower: Tensor | None, scales: Tensor | None) -> Tensor:
-    """Partial sums of K²; with `scales` K is first multiplied by them.  Changes K and lower."""
+    """Partial sums of K²; K is first multiplied by `scales`, if given.  Changes K and lower."""
     b, size = len(K), K[0].numel()
     chunks = -(-size // _BLOCK)
     sums = torch.empty(b, chunks, device=K.device)
@@ -152,7 +152,7 @@ def trace(site: Site, K: Tensor, lower: Tensor | None, scales: Tensor | None) ->
 
 
 def in_frame(site: Site, G: Tensor, Ks: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Ĝ = G with Kⱼᵀ on every axis j, scaled down if it is large, and partial maxima of |Ĝ|."""
+    """Ĝ, which is G with Kⱼᵀ on every axis j, scaled down if large; and partial maxima of |Ĝ|."""
     kernels = triton_kernels().factors
     Ghat, elements = G, G[0].numel()
     for n, K in enumerate(Ks):
@@ -173,9 +173,9 @@ def in_frame(site: Site, G: Tensor, Ks: list[Tensor]) -> tuple[Tensor, Tensor]:
 def powers_of_two(
     site: Site, sizes: Sequence[int], traces: list[Tensor], lams: Tensor | None = None
 ) -> Tensor:
-    """(b, N), by which the factors are multiplied to keep one scale (rules/if_shampoo.py).
+    """Multipliers (b, N) that keep the factors of a block at one scale (rules/if_shampoo.py).
 
-    `lams` (b,), if given, are limited on the way (rules/if_whitening.py).  Changes lams.
+    `lams` (b,), if given, are limited by the same kernel (rules/if_whitening.py).  Changes lams.
     """
     powers = torch.empty(len(traces[0]), len(sizes), device=traces[0].device)
     launch(
@@ -203,9 +203,9 @@ def tangent(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """hₙ, partial sums of h² and, for the spectral norm, of the squares of (h/‖h‖)⁴.
 
-    `of_axis`: Ĝ, with partial maxima `largest`; with `has_gram` the curvature of axis n, with the
-    weight of each block. `lams` (b,): λ of each block; None: it is one of the numbers. `sizes`:
-    those of the axes without padding.
+    `of_axis` is Ĝ and `largest` its partial maxima; with `has_gram`, they are the curvature of axis
+    n and the weight of each block. `lams` (b,): λ of each block; None: λ is one of the numbers.
+    `sizes`: sizes of the axes without padding.
     """
     kernels = triton_kernels().products
     b, d = K.shape[:2]
@@ -250,9 +250,9 @@ def move_(
     norm: str | None,
     whiten: bool,
 ) -> None:
-    """K <- 2^e·(K - β₂/max(1, ‖h‖)·product), K h or (`whiten`) h K.  Changes K and its lower half.
+    """K <- 2^e·(K - β₂/max(1, ‖h‖)·product).  Changes K and its lower half.
 
-    `moves` (b,): which blocks move; None: all.
+    `product` is K h, or h K to `whiten`. `moves` (b,): which blocks move; None: all.
     """
     b, d = K.shape[:2]
     chunks = -(-d * d // _BLOCK)
@@ -267,12 +267,12 @@ def move_(
 
 
 def _precondition_(site: Site, G: Tensor, Ks: list[Tensor]) -> None:
-    """G <- G with KₙKₙᵀ on every axis n, as one product with KₙKₙᵀ where that is less work."""
+    """G <- G with KₙKₙᵀ on every axis n: one product with KₙKₙᵀ if that is less work than two."""
     U = G
     for n, K in enumerate(Ks):
         out = G if n == len(Ks) - 1 else None
         d, r = K.shape[1], G[0].numel() // K.shape[1]
-        # A product K Kᵀ, which takes some 0.65 of the time of d³, against a second application.
+        # Making K Kᵀ takes about 0.65 of the time of d³; it saves a second product, of d²r.
         if 0.65 * d < r:
             U = multiply((*site, n), U, n, symmetric_product((*site, n), K), out)
         else:

@@ -1,4 +1,4 @@
-"""Gradients that are not finite: one launch that finds them, and steps that change nothing then."""
+"""Gradients that are not finite: one launch finds them, and the step then changes nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rootfree.kernels.diagonal import is_dense
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.tables import AddressTable
 
-# A program's share: it only reads, so that it may be larger than that of an update.
+# A program's share. It only reads, so its share may be larger than that of an update.
 _CHUNK, _BLOCK, _WARPS = 8192, 4096, 8
-# Lists of tensors that are remembered: gradients are missing in few patterns.
+# How many lists of tensors are remembered: gradients are missing in few patterns.
 _MOST = 8
 #: dtypes that the kernel reads
 DTYPES = {torch.float32, torch.bfloat16, torch.float16}
@@ -24,13 +24,16 @@ _Key = tuple[torch.device, torch.dtype, tuple[int, ...]]
 
 
 class FiniteLook:
-    """Looks at lists of tensors, and remembers the tables of those that come again."""
+    """Checks lists of tensors, and remembers their tables for the next time."""
 
     def __init__(self) -> None:
         self._lists: dict[_Key, _List] = {}
 
     def __call__(self, gs: Sequence[Tensor]) -> Tensor:
-        """1 if a number in tensors of one device is not finite, else 0: float32, on the device."""
+        """1 if a number in these tensors is not finite, else 0.
+
+        All tensors are on one device, and so is the result, in float32.
+        """
         flag = torch.zeros((), device=gs[0].device)
         for dtype in dict.fromkeys(g.dtype for g in gs):
             alike = [g for g in gs if g.dtype == dtype]
@@ -42,13 +45,13 @@ class FiniteLook:
         return flag
 
     def stock_up(self) -> None:
-        """Be ready for captures to come."""
+        """Prepare for future captures."""
         for known in self._lists.values():
             known.places.stock_up()
 
 
 class _List:
-    """The tables of tensors of these sizes."""
+    """The tables for tensors of these sizes."""
 
     def __init__(self, key: _Key) -> None:
         device, _, sizes = key
@@ -74,9 +77,9 @@ class _List:
 
 @contextmanager
 def unchanged_if(flag: Tensor, tensors: Iterable[Tensor]) -> Iterator[None]:
-    """What is done to tensors inside is undone, on the device, if the flag is set.
+    """Undo, on the device, what is done to the tensors inside if the flag is set.
 
-    For steps without kernels: they take a copy of what they change, for as long as they last.
+    For steps without kernels: they keep a copy of what they change until they end.
     """
     tensors = [getattr(t, "_local_tensor", t) for t in tensors]
     copies = [t.clone() for t in tensors]

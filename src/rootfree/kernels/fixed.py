@@ -1,4 +1,4 @@
-"""Given curvature at fixed addresses: recorded work finds it there at every replay."""
+"""Keeps a given curvature at fixed addresses, where recorded work finds it at every replay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rootfree.kernels.graphs import Recordings
 def replay(
     recordings: Recordings, kind: tuple[Any, ...], work: Callable[[Any], None], given: Any
 ) -> None:
-    """Do `work` with what is `given`, or do it from a recording, whose copy gets the contents."""
+    """Do `work` with what is `given`, or replay it after copying that to where it was recorded."""
     tensors: list[Tensor] = []
     kind = (*kind, form_of(given, tensors))
     held = recordings.held(kind)
@@ -31,9 +31,9 @@ def replay(
 
 
 def form_of(tree: Any, tensors: list[Tensor]) -> Hashable:
-    """All of an object made of dataclasses, sequences and tensors but the tensors' contents.
+    """An object of dataclasses, sequences and tensors, without the contents of the tensors.
 
-    Changes tensors: those of the object are appended.
+    Appends the object's tensors to `tensors`.
     """
     if isinstance(tree, Tensor):
         tensors.append(tree)
@@ -52,7 +52,7 @@ def form_of(tree: Any, tensors: list[Tensor]) -> Hashable:
 
 
 def mapped(tree: Any, function: Callable[[Tensor], Any]) -> Any:
-    """The same object with what a function makes of every tensor in it."""
+    """The same object, with a function applied to every tensor in it."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, dict):

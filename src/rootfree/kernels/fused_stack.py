@@ -1,7 +1,7 @@
-"""The stack of a step with kernels: two launches in, a few out, nothing parameter-shaped is made.
+"""The stack of a step with kernels: a few launches in, a few out, no parameter-shaped temporaries.
 
-Gradients of all parameters are gathered into one stack of blocks, directions take their place, and
-the tail reads them from there.
+The gradients of all parameters are gathered into one stack of blocks. Directions replace them
+there, and the tail reads the directions from the stack.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ from rootfree.kernels.tables import NUMBERS, SKIP, AddressTable, NumberTable, se
 from rootfree.layout.buckets import Bucket, put_back_, select
 from rootfree.rules.momentum import Tail
 
-# Items of a program that only reads, where looking up the place would take most of its time.
+# Items per program in kernels that only read: looking up the place of one would take most of the
+# time.
 _SEVERAL = 4
-#: items that are launched together, how many there are, their site, constants of the kernels
+#: items that are launched together, their number, their site, and constants of the kernels
 _Launch: TypeAlias = tuple[Tensor, int, tuple[Any, ...], dict[str, Any]]
-# What rules have in their launches; kernels read it on the device.
+# Hyper-parameters that rules put into their launches; kernels read them from the device.
 _RATES = ("batch_size", "precond_lr", "damping", "gamma", "riemannian_momentum", "update_every")
 
 
 class KernelStack(Stack):
-    """A stack whose directions are made by kernels, where there are any, and stay in it."""
+    """A stack in which kernels make the directions, where there are any; directions stay in it."""
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
-        """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
+        """Send the hyper-parameters to the device: those of the tail, then those of the factors."""
         if self.numbers is not None:
             send_numbers(self.numbers, tail, rates)
 
     def tell(self, skip: Tensor | None) -> None:
-        """Whether this step may change anything; None: it may.  Call after `send`."""
+        """`skip`: not 0 if this step may change nothing; None: it may.  Call after `send`."""
         self.skip = skip
-        if skip is not None and self.numbers is not None:  # where kernels, also recorded ones, look
+        if skip is not None and self.numbers is not None:  # where all kernels read it, recorded too
             self.skip = self.numbers.tensor[SKIP].copy_(skip)
 
     def _precondition_part_(self, part: Part, group: Group, curvature: CurvatureOf | None) -> None:
@@ -68,13 +69,13 @@ class KernelStack(Stack):
             self.keep_(part, refresh=refresh)
 
     def keep_(self, part: Part, *, refresh: bool) -> None:
-        """Keep the changed state of a part; its directions are where they should be."""
+        """Store the changed state of a part; its directions are in place already."""
         if part.share.rows is not None and refresh:
             put_back_(part.share.bucket.slabs, part.share.rows, part.state)
 
 
 class FusedStack(KernelStack):
-    """Blocks of some buckets, one after the other, and the tables that say where they belong."""
+    """The blocks of some buckets, one after the other, and tables of where they belong."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class FusedStack(KernelStack):
         *,
         given: bool = False,
     ) -> None:
-        """`given`: whether the curvature is; it is then assembled outside of recordings."""
+        """`given`: whether the curvature is given; it is then assembled outside of recordings."""
         self.ps = ps
         self.shares = shares_of(ps, buckets)
         self._dtype = self.shares[0].bucket.plan.dtype
@@ -100,7 +101,7 @@ class FusedStack(KernelStack):
         rectangles, items, spans, (regular, wide) = in_order(self._placed)
         self._rectangles = as_table(rectangles, torch.int64, device)
         self._items = as_table(items, torch.int32, device)
-        # What launches differ in from those of other stacks (see `launch`).
+        # What distinguishes launches from those of other stacks (see `launch`).
         self._site = (device, self._dtype, self._items.data_ptr() % 16)
         columns = self._launches_of(slice(wide, None), COLUMN)
         self._unaligned = [*self._launches_of(slice(wide), SHARE), *columns]
@@ -117,13 +118,13 @@ class FusedStack(KernelStack):
         self.numbers: NumberTable = NumberTable(NUMBERS, device)
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
-        """Bring the hyper-parameters to the device: of the tail, then those of the factors."""
+        """Send the hyper-parameters to the device: those of the tail, then those of the factors."""
         self._gradients.stock_up()
         self._state.stock_up()
         super().send(tail, rates)
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
-        """Fill the stack with gradients (and their sums of squares)."""
+        """Fill the stack with gradients, and with `squares` also their sums of squares."""
         gs = [g if g.is_contiguous() else g.contiguous() for g in gs]
         if len({g.dtype for g in gs}) > 1:
             gs = [g.float() for g in gs]
@@ -139,7 +140,7 @@ class FusedStack(KernelStack):
             )  # fmt: skip
 
     def _make_room(self) -> None:
-        """Memory for blocks and sums: the same at every step where they are replayed."""
+        """Allocate memory for blocks and sums; if steps are replayed, always the same memory."""
         room = self._kept
         if room is None or self._recordings_now() is None:
             device = self._items.device
@@ -160,7 +161,7 @@ class FusedStack(KernelStack):
         if recordings is None:
             self._precondition_parts_(group, curvature, {})
             return
-        # all that it depends on beside the contents of tensors
+        # all that the work depends on beside the contents of tensors
         rates = [group.get(name) for name in self._baked]
         slabs = [t.data_ptr() for s in self.shares for t in s.bucket.slabs.values()]
         kind, work = (curvature is not None, *rates, *slabs), self._precondition_parts_
@@ -178,9 +179,9 @@ class FusedStack(KernelStack):
         curvature: CurvatureOf | None,
         given: Mapping[int, BlockCurvature],
     ) -> None:
-        """`given`: by the number of a share, an H to be taken in place of the curvature's."""
+        """`given`: an H to use instead of the curvature's, by the index of the share."""
         works = []
-        for i, part in enumerate(list(self.parts())):  # all are there at once
+        for i, part in enumerate(list(self.parts())):  # all exist at once
             H = partial(_same, given[i]) if i in given else curvature
             works.append((part.G.numel(), partial(self._precondition_part_, part, group, H)))
         side_by_side(works, self.ps[0].device)
@@ -191,7 +192,7 @@ class FusedStack(KernelStack):
             self._recordings.release()
 
     def _recordings_now(self) -> Recordings | None:
-        """None also where somebody records the whole step."""
+        """None also while a caller records the whole step."""
         recorded = self._recordings is not None and torch.cuda.is_current_stream_capturing()
         return None if recorded else self._recordings
 
@@ -210,7 +211,7 @@ class FusedStack(KernelStack):
     def descend_(self, ms: list[Tensor], counters: list[Tensor], tail: Tail) -> None:
         """The tail of the step.  Changes the parameters and ms."""
         ps, lr = self.ps, tail.lr
-        # Other layouts of memory (channels last) are brought to this one and back.
+        # Tensors in other layouts (channels last) are made contiguous, and copied back at the end.
         moved = [[t if t.is_contiguous() else t.contiguous() for t in kind] for kind in (ps, ms)]
         kernels, count = triton_kernels(), len(ps)
         self._state.send([*moved[0], *(moved[1] or ps), *(counters or ps)])
@@ -247,7 +248,7 @@ class FusedStack(KernelStack):
             for t, copy in zip(kind, copies, strict=True):
                 if copy is not t:
                     t.copy_(copy)
-            torch.autograd.graph.increment_version(kind)  # autograd must know that they changed
+            torch.autograd.graph.increment_version(kind)  # tell autograd that they changed
         if counters and ms:
             advance_(counters, 1, skip=self.skip)
         del self._values, self._squares
@@ -255,7 +256,7 @@ class FusedStack(KernelStack):
     def _measure(
         self, arguments: list[Any], constants: dict[str, Any], scales: Tensor, *, of_step: bool
     ) -> None:
-        """What directions (or, `of_step`, whole steps) are to be multiplied by."""
+        """scales <- multipliers of the directions or, `of_step`, of whole steps."""
         kernels = triton_kernels()
         sums = torch.empty(len(self._items), dtype=torch.float64, device=scales.device)
         done, chosen = 0, ("M", "MOMENTUM", "NESTEROV", "CAP", "CLIP")
@@ -276,13 +277,13 @@ class FusedStack(KernelStack):
         )  # fmt: skip
 
     def _launches(self, aligned: bool) -> list[_Launch]:
-        """`aligned`: whether tensors begin where eight numbers can be read at once."""
+        """`aligned`: whether all tensors begin where eight numbers can be read at once."""
         return self._aligned if aligned else self._unaligned
 
     def _launches_of(
         self, part: slice, share: tuple[int, int], *, aligned: bool = False
     ) -> list[_Launch]:
-        """One, or none where there are no such items."""
+        """The launch of a part of the items; none if that is empty."""
         items = self._items[part]
         constants = {"ALIGNED": aligned, "ROWS": share[0], "COLS": share[1], "num_warps": WARPS}
         site = (*self._site, aligned, share)
@@ -290,7 +291,7 @@ class FusedStack(KernelStack):
 
 
 def _is_default(H: BlockCurvature, part: Part) -> bool:
-    """Whether H is B·ggᵀ, which kernels make themselves."""
+    """Whether H is B·ggᵀ, which kernels compute themselves."""
     return isinstance(H, OuterProducts) and H.V is part.G
 
 

@@ -1,17 +1,18 @@
-"""Curvature that was given, in the frame of dense factors: KᵀUK on the matrix units.
+"""A given curvature in the frame of dense factors: KᵀUK on the matrix units.
 
-KᵀUK needs the precision of fp32. With K near U^(-½), an error δ of U becomes KᵀδK, up to κ‖δ‖/‖U‖
-for a U with condition number κ, beside a KᵀUK near I. In bf16 δ is up to 2⁻⁸ of U: from κ = 10⁴ on
-KᵀUK has negative eigenvalues in practice, and K grows without limit along them. The rounding of K
-itself does no harm, as KᵀUK is positive definite for every K.
+KᵀUK needs the precision of fp32. With K near U^(-½), KᵀUK is near I. An error δ of U becomes KᵀδK,
+which is up to κ‖δ‖/‖U‖ for a U with condition number κ. In bf16, δ is up to 2⁻⁸ of U: from κ = 10⁴
+on, KᵀUK has negative eigenvalues in practice, and K grows without limit along them. The rounding of
+K itself does no harm, as KᵀUK is positive definite for every K.
 
 K is in bf16 already. The other operand, U and then UK, is in fp32. Every number of U is the sum of
-three bf16 numbers (8 bits of 24 each): the nearest one, the nearest to what is left, and the rest.
-Products of bf16 numbers are exact in fp32, where matrix units sum them up, so that UK is nearly as
-good as a product in fp32: sums are cut off there instead of rounded. Two summands would leave up to
-2⁻¹⁷ of U, which is enough up to κ = 10⁵ only. They are enough for UK: it is near U^½, so that their
-error grows with √κ, and where 2⁻¹⁷√κ is more than a thousandth it is less than 2⁻²⁴κ, the error of
-fp32. The five products run on matrix units, at more than ten times the rate of fp32 elsewhere.
+three bf16 numbers with 8 of its 24 bits each: the nearest one, the one nearest to the remainder,
+and the rest. Products of bf16 numbers are exact in fp32, in which matrix units add them up. So UK
+is nearly as accurate as a product in fp32; the sums are truncated instead of rounded. Two summands
+would leave an error of up to 2⁻¹⁷ of U, which only suffices up to κ = 10⁵. For UK two summands are
+enough: UK is near U^½, so that their error grows with √κ. Where 2⁻¹⁷√κ is more than a thousandth,
+it is less than 2⁻²⁴κ, the error of fp32. The five products run on matrix units, more than ten times
+faster than products in fp32 elsewhere.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _BLOCK = 4096
 
 @dataclass(frozen=True)
 class MatrixUnits(Structure):
-    """All d×d matrices, padded; factors are in bf16, and KᵀUK runs on matrix units."""
+    """All d×d matrices, padded; factors are in bf16, and matrix units compute KᵀUK."""
 
     kind = "dense on matrix units"
 
@@ -66,16 +67,16 @@ class MatrixUnits(Structure):
 def in_frame(
     H: BlockCurvature, Ks: Sequence[Tensor], sizes: Sequence[int]
 ) -> list[tuple[Tensor, Tensor]]:
-    """For every axis: the partial trace of KᵀHK, padded as Ks are, and its weight (b,) in fp32.
+    """For every axis: the partial trace of KᵀHK, padded like Ks, and its weight (b,) in fp32.
 
-    Ks are in bf16; `sizes` are those without padding.
+    Ks are in bf16; `sizes` are without padding.
     """
     seen = H.for_operands(torch.bfloat16, 1.0).in_frame(Ks, [MatrixUnits(d) for d in sizes])
     return [(gram.contiguous(), weight.float().contiguous()) for gram, weight in seen]
 
 
 def slow_(products: Tensor, H: BlockCurvature, by: float) -> None:
-    """K h <- by·K h in the blocks whose curvature is of one gradient alone.  Changes products."""
+    """K h <- by·K h in blocks whose curvature is that of a single gradient.  Changes products."""
     for rows, each in H.members if isinstance(H, MixedCurvature) else ():
         if isinstance(each, OuterProducts) and not each.given:
             for part in rows:
@@ -83,7 +84,7 @@ def slow_(products: Tensor, H: BlockCurvature, by: float) -> None:
 
 
 def split(X: Tensor, size: int, *, count: int, unit: Tensor | None = None) -> Tensor:
-    """X (b, d, d), over unit (b,), as sums of `count` bf16 matrices: (b, count, size, size)."""
+    """X (b, d, d) over unit (b,), as a sum of `count` bf16 matrices: (b, count, size, size)."""
     b, d = X.shape[:2]
     summands = torch.empty(b, count, size, size, dtype=torch.bfloat16, device=X.device)
     chunks = -(-size * size // _BLOCK)
@@ -96,9 +97,9 @@ def split(X: Tensor, size: int, *, count: int, unit: Tensor | None = None) -> Te
 
 
 def product(summands: Tensor, K: Tensor, *, last: bool = False) -> Tensor:
-    """(X K)ᵀ, K in bf16, of X = Σ summands (b, count, d, d), as a sum of two: (b, 2, d, d).
+    """(X K)ᵀ of X = Σ summands (b, count, d, d) and K in bf16, as a sum of two: (b, 2, d, d).
 
-    `last`: it is KᵀUK, symmetric, and (b, d, d) in fp32.
+    `last`: the result is KᵀUK, which is symmetric, as (b, d, d) in fp32.
     """
     b, count, d = summands.shape[:3]
     tile, tiles = tiling(d, d)

@@ -1,7 +1,7 @@
 """Work recorded in CUDA graphs and replayed: one launch instead of hundreds.
 
-A convolutional network has many shapes, each a dozen launches a refresh, and the host needs several
-times longer for them than the device.
+A convolutional network has many shapes, and a refresh takes a dozen launches for each. The host
+needs several times longer for them than the device.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ import torch
 
 Task = Callable[[], Any]
 
-# Recordings that are kept, and made at all: beyond that, kinds change too often to be worth it.
+# How many recordings are kept, how many are made at all, and how many kinds are remembered: beyond
+# that, kinds change too often to be worth recording.
 _MOST = 4
 _MOST_RECORDED = 16
 _MOST_SEEN = 64
-# Works that are done at the same time, and the elements below which that pays.
+# How many works run at the same time, and the number of elements below which that pays.
 _BRANCHES = 6
 _SMALL, _SMALL_IN_GRAPH = 2**21, 2**24
 
 
 class Recordings:
-    """Runs work of a few kinds, recording each after it ran `first` times as usual.
+    """Runs work of a few kinds, and records each kind after `first` ordinary runs.
 
-    Running first warms up what cannot happen inside a recording, and kinds that change at every
-    step cost nothing. `record` turns work into a function that does it again: a `GraphRecorder`,
-    but for tests. With `limited` only so many recordings are made at all, and a failure is a
-    warning: the work then runs as usual.
+    The ordinary runs do what a recording cannot contain, such as compiling, and keep kinds that
+    change at every step from being recorded. `record` turns work into a function that does it
+    again: a `GraphRecorder`, except in tests. If `limited`, the number of recordings is limited,
+    and a failed recording is a warning: the work then runs as usual.
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class Recordings:
     ) -> bool:
         """Do `work`; whether it was replayed.
 
-        `kind` tells apart what differs in anything but contents of tensors. `held` lives as long
-        as the recording: objects whose identity is in the kind, memory that the graph uses.
-        `record`: what is recorded, where that is not `work` itself.
+        `kind` must distinguish work that differs in anything but the contents of tensors. `held`
+        lives as long as the recording: objects whose identity is in the kind, memory that the graph
+        uses. `record`: what is recorded, if not `work` itself.
         """
         found = self._recorded.pop(kind, None)
         if found is None:
@@ -62,16 +63,16 @@ class Recordings:
                 work()
                 return False
             found = (replay, held)
-        self._recorded[kind] = found  # the last to leave
+        self._recorded[kind] = found  # most recently used: dropped last
         found[0]()
         return True
 
     def held(self, kind: Hashable) -> Any:
-        """What lives with a recording; None: there is none of this kind."""
+        """The `held` of the recording of this kind; None: there is no recording."""
         return self._recorded[kind][1] if kind in self._recorded else None
 
     def release(self) -> None:
-        """Drop all recordings; kinds that come again are recorded anew."""
+        """Drop all recordings; kinds that come again are recorded again."""
         self._recorded.clear()
         self._seen.clear()
         self._left = _MOST_RECORDED
@@ -94,7 +95,7 @@ class Recordings:
         except RuntimeError as error:
             if not self._limited:
                 raise
-            # Nothing ran while it was recorded, so nothing is half done.
+            # Recording runs nothing, so nothing is half done.
             self._left = 0
             warnings.warn(
                 f"the step could not be recorded in a CUDA graph ({error}); it runs without",
@@ -105,21 +106,21 @@ class Recordings:
 
 
 class GraphRecorder:
-    """Records in CUDA graphs that share one pool of memory: they never run at the same time."""
+    """Records CUDA graphs; they share a pool of memory, as they never run at the same time."""
 
     def __init__(self) -> None:
         self._pool: Any = None
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def __call__(self, work: Task) -> Task:
-        if not self._graphs:  # torch gives a pool up with the last graph that uses it
+        if not self._graphs:  # torch frees a pool with the last graph that uses it
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream()
         there, *_ = _streams(here.device)
         there.wait_stream(here)
         with torch.cuda.stream(there), no_collection():
-            # Other threads (a data loader's, a collective's) may go on as they like.
+            # Other threads, of a data loader or a collective, may use CUDA meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
@@ -133,8 +134,9 @@ class GraphRecorder:
 def side_by_side(works: Sequence[tuple[int, Task]], device: torch.device) -> None:
     """Do independent works, given with their numbers of elements, at the same time where it pays.
 
-    Small works leave most of the device idle, and run beside each other and the large ones, whose
-    memory stays in one place. Where they are recorded, as branches of a graph, more are small.
+    Small works would leave most of the device idle, so they run on branch streams, beside each
+    other and the large works. Large works stay on the current stream, and so does their memory. In
+    a recording, where branches are part of the graph, more works count as small.
     """
     here: list[Task] = []
     beside: list[Task] = []
@@ -158,7 +160,7 @@ def side_by_side(works: Sequence[tuple[int, Task]], device: torch.device) -> Non
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage collection inside: a graph that went then would spoil the one being recorded."""
+    """Prevent garbage collection inside: destroying a graph would break the one being recorded."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -170,9 +172,9 @@ def no_collection() -> Iterator[None]:
 
 @cache
 def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    """One to record on, and its branches."""
+    """A stream to record on, and its branches."""
     streams = [torch.cuda.Stream(device) for _ in range(1 + _BRANCHES)]
     for stream in streams:
         with torch.cuda.stream(stream):
-            torch.cuda.current_blas_handle()  # its memory is not to be part of a recording
+            torch.cuda.current_blas_handle()  # now, so that its memory is not part of a recording
     return streams

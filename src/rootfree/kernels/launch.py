@@ -1,7 +1,8 @@
-"""Launching Triton kernels with little work on the host.
+"""Launches Triton kernels with little work on the host.
 
-Triton looks at every argument at every launch; here its compiled kernel is remembered by what that
-look depends on, and launched directly (as in Triton's own tutorial on persistent kernels).
+Triton inspects every argument at every launch. Here the compiled kernel is remembered by all that
+this inspection depends on, and launched directly, as in Triton's own tutorial on persistent
+kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 @cache
 def triton_kernels() -> Any:
-    """The module that needs Triton."""
+    """The module that imports Triton."""
     from rootfree.kernels import triton_kernels
 
     return triton_kernels
@@ -30,10 +31,11 @@ def launch(
     site: tuple[Any, ...] | None = None,
     **constants: Any,
 ) -> None:
-    """Run `programs` programs of a kernel; the constants are its tl.constexpr arguments.
+    """Run `programs` programs of a kernel; `constants` are its tl.constexpr arguments.
 
-    `site`, where it is given, must tell launches apart that differ in anything but floats and
-    contents of tensors: integers, dtypes, constants, and alignment of tensors to 16 bytes.
+    A `site` must distinguish launches that differ in anything but floats and the contents of
+    tensors: in integers, dtypes, constants, or the alignment of tensors to 16 bytes. Without one,
+    the arguments are inspected at every launch.
     """
     key = (kernel, site or _look(arguments, constants))
     if key in _compiled:

@@ -1,7 +1,7 @@
-"""Rule or kernel: the one place where that is decided, once for each bucket of blocks.
+"""Decides between rule and kernel, once for each bucket of blocks; no other place does.
 
 The form of the state, the dtype of the products, the direction and the tail are chosen
-independently of each other: a tail that has a kernel keeps it whatever makes the directions.
+independently of each other: the tail uses its kernel whether or not a kernel makes the directions.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ Group = dict[str, Any]
 State = dict[str, Tensor]
 Structures = tuple[Structure, ...]
 
-#: U of a stack of gradients: (group, structures, state, G, H) -> U. H is the curvature that the
-#: state is refreshed with first, in place; None leaves the state as it is.
+#: The direction U of a stack of gradients: (group, structures, state, G, H) -> U. The state is
+#: first refreshed, in place, with the curvature H; None leaves it as it is.
 Direction = Callable[[Group, Structures, dict[str, Tensor], Tensor, BlockCurvature | None], Tensor]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the blocks of one bucket are worked on."""
+    """How the blocks of one bucket are processed."""
 
-    dtype: torch.dtype  # in which gradients are gathered and directions made
+    dtype: torch.dtype  # of gathered gradients and of directions
     fused: bool  # whether kernels gather gradients and do the tail
-    halves: bool  # whether fp32 factors are kept in halves
+    halves: bool  # whether fp32 factors are stored in halves
     direction: Direction  # the rule
-    kernel: Callable[..., None] | None  # kernels in its place
+    kernel: Callable[..., None] | None  # replaces the rule
 
 
 def make_plan(
     p: Tensor, structures: Structures, group: Group, *, fused: bool, dtype: torch.dtype,
     direction: Direction, kernel: Callable[..., None] | None, given: bool = False,
 ) -> Plan:  # fmt: skip
-    """The plan of blocks like those of `p`.
+    """The plan for blocks like those of `p`.
 
-    `fused`: whether kernels run there at all; `dtype`: of the products; `kernel`: what takes the
-    place of the rule, where the method has it; `given`: whether the curvature is.
+    `fused`: whether kernels run on its device at all; `dtype`: of the products; `kernel`: what
+    replaces the rule, if the method has that; `given`: whether the curvature is given.
     """
     kinds = [type(s) for s in structures]
     kept = group.get("factor_dtype") or torch.float32
@@ -74,20 +74,20 @@ def make_plan(
 def kernels_run(p: Tensor, fused: bool | None) -> bool:
     """Whether kernels run for `p`, given the optimizer's argument `fused`.
 
-    Rules are what gets compiled, what float64 needs, and what can be followed where tensors have
-    no numbers (to estimate memory, say).
+    Rules run under torch.compile, in float64, and for tensors without numbers, as used to estimate
+    memory.
     """
     if torch.compiler.is_compiling() or isinstance(p, FakeTensor) or p.dtype == torch.float64:
         return False
     if p.device.type not in kernel_devices(fused):
         return False
-    # Those who insist see the error itself.
+    # With fused=True, an error of Triton is raised, not caught.
     return bool(fused) or _usable(p.device)
 
 
 @cache
 def kernel_devices(fused: bool | None) -> tuple[str, ...]:
-    """Types of devices that kernels run on.
+    """The types of devices that kernels run on.
 
     None uses kernels on GPUs that support them. True requires them, and also accepts Triton's
     interpreter, which exists for tests.
@@ -109,9 +109,9 @@ def kernel_devices(fused: bool | None) -> tuple[str, ...]:
 
 @cache
 def _usable(device: torch.device) -> bool:
-    """Whether Triton compiles and runs a kernel there, tried once; a warning says why not.
+    """Whether Triton compiles and runs a kernel on this device, tried once; warns if it does not.
 
-    It may lack a C compiler, and matrix units before compute capability 8.0 know no bf16.
+    A C compiler may be missing. Matrix units before compute capability 8.0 do not support bf16.
     """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return False
@@ -121,7 +121,7 @@ def _usable(device: torch.device) -> bool:
         kernel = FusedDiagonal([p])
         kernel.send(tail, keep=1.0, gain=1.0, reach=1.0, lam=1.0)
         kernel.update_("heavy_ball", [g], [s], [], [], tail)
-    except Exception as error:  # of whatever kind: the rules do without
+    except Exception as error:  # of any kind: the rules run instead
         warnings.warn(
             f"the fused kernels are not used on {device}, because Triton failed "
             f"({type(error).__name__}: {error}); fused=False silences this",

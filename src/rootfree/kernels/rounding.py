@@ -1,11 +1,11 @@
-"""Writing wide results into narrow state without losing small updates.
+"""Stochastic rounding: writes wide results into narrow state without losing small updates.
 
-A bfloat16 number has eight significant bits: an update below 1/512 of the value is lost when it is
-rounded to nearest, every time, so a moving average with a small step never moves. Rounding up or
-down at random, with probabilities that make the mean right, keeps it.
+A bfloat16 number has eight significant bits. Rounding to nearest loses an update below 1/512 of the
+value every time, so a moving average with a small step never moves. Rounding up or down at random,
+with probabilities that make the mean right, keeps such updates.
 
-The noise is a hash of (element, counter), not a draw from a random generator: a resumed run
-continues bit for bit with nothing but the counter in its state.
+The noise is a hash of (element, counter), not a draw from a random generator. A resumed run needs
+only the counter in its state to continue bit for bit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MIX = 0x85EBCA6B - 2**32
 
 
 class Within(NamedTuple):
-    """A part of a larger tensor, whose elements keep the noise that they have in the whole."""
+    """A part of a larger tensor; its elements get the noise that they have in the whole."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]  # of the whole
 
     def positions(self, part: Tensor) -> Tensor:
-        """The number of each element of the part in the whole."""
+        """The index in the whole of each element of the part."""
         index = torch.zeros((), dtype=torch.int64, device=part.device)
         for n, (offset, d) in enumerate(zip(self.offsets, part.shape, strict=True)):
             along = torch.arange(offset, offset + d, device=part.device)
@@ -41,7 +41,8 @@ class Within(NamedTuple):
 def hash_noise(like: Tensor, counter: Tensor, within: Within | None = None) -> Tensor:
     """Uniform integers in [0, 2¹⁶) shaped like `like`, a function of position and counter.
 
-    A counter (b,) is one for each `like[i]`, whose noise then does not depend on its neighbours.
+    A counter (b,) has one number for each `like[i]`, whose noise then does not depend on the other
+    rows.
     """
     shape = like.shape[counter.dim() :]
     if within is None:
@@ -49,7 +50,7 @@ def hash_noise(like: Tensor, counter: Tensor, within: Within | None = None) -> T
     else:
         x = within.positions(like) * _GOLDEN
     x = x + (counter * _MIX).view(counter.shape + (1,) * len(shape))
-    # 64 bits down to 32 in the open: left in int32, the compiler's CPU code got vector tails wrong.
+    # Explicitly from 64 bits to 32: in int32, torch.compile's CPU code got vector tails wrong.
     x = (x & 0xFFFFFFFF).to(torch.int32)
     # Two rounds of multiply and shift: neighbours and successive counters become unrelated.
     x = (x ^ ((x >> 15) & 0x1FFFF)) * _MIX
@@ -58,13 +59,13 @@ def hash_noise(like: Tensor, counter: Tensor, within: Within | None = None) -> T
 
 
 def advance_(counters: list[Tensor], by: int, *, skip: Tensor | None) -> None:
-    """Counters of a step that has rounded so many times; none where it is skipped.  Changes them.
+    """Advance counters by the number of roundings of a step.  Changes counters.
 
-    `skip`, on the device, is not 0 where it is.
+    `skip`, on the device: they stay as they are if it is not 0.
     """
     if skip is None:
         torch._foreach_add_(counters, by)
-    else:  # a list: a single tensor as the summand is read by the host
+    else:  # a list, because the host would read a single tensor
         amount = by * (skip == 0).to(counters[0].dtype)
         torch._foreach_add_(counters, [amount.expand_as(counter) for counter in counters])
 
@@ -72,8 +73,8 @@ def advance_(counters: list[Tensor], by: int, *, skip: Tensor | None) -> None:
 def stochastic_round_(
     narrow: Tensor, wide: Tensor, counter: Tensor, within: Within | None = None
 ) -> None:
-    """narrow (bf16) <- wide (fp32), up or down at random so that the expectation is `wide`."""
-    # Adding 16 random bits below the kept 16 carries with the probability of the dropped fraction.
+    """narrow (bf16) <- wide (fp32), rounded up or down at random so that the mean is `wide`."""
+    # 16 random bits, added to the 16 that are dropped, carry with the probability of that fraction.
     wide = wide.float().contiguous()
     bits = wide.view(torch.int32) + hash_noise(wide, counter, within)
     rounded = (bits & -0x10000).view(torch.float32)
@@ -88,11 +89,11 @@ def widened(
     counters: list[Tensor],
     withins: Sequence[Within | None] | None = None,
 ) -> Iterator[list[Tensor]]:
-    """Work on `tensors` in `dtype`; on leaving, bf16 ones get the result stochastically rounded.
+    """Work on `tensors` in `dtype`; on leaving, bf16 tensors get the stochastically rounded result.
 
-    Tensors that already have the dtype are handed through (no copy, no cost). Each use advances
-    the counters, so that no two roundings share their noise. `withins`: what the tensors are parts
-    of, on ranks that have parts.
+    Tensors that already have the dtype are passed through without a copy. Each use advances the
+    counters, so that no two roundings share their noise. `withins`: what the tensors are parts of,
+    on ranks that have only parts.
     """
     if not tensors or tensors[0].dtype == dtype:
         yield tensors

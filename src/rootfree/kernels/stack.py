@@ -1,8 +1,7 @@
-"""The blocks of a step: gradients go in, directions come out, and the tail takes them from there.
+"""The blocks of a step: gradients go in, directions come out, and the tail applies them.
 
-A stack serves one list of parameters that have gradients, and the buckets that their blocks are in.
-Here it is made of torch functions; fused_stack.py has the one with kernels, placement/ the one that
-ranks share.
+A stack serves one list of parameters with gradients, and the buckets of their blocks. The stack
+here uses torch functions; fused_stack.py has one with kernels, and placement/ one that ranks share.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from rootfree.layout.tiles import Piece
 from rootfree.rules import LARGEST_GRADIENT
 from rootfree.rules.momentum import Tail, descend_
 
-# On a CPU a stack is worked on in portions of about this many elements for each thread: temporaries
-# stay in the cache, and the allocator uses their memory again instead of asking for new pages.
+# On a CPU a stack is processed in portions of about this many elements per thread. Temporaries then
+# stay in the cache, and the allocator reuses their memory instead of asking for new pages.
 CACHED = 3 * 2**19
 
 
@@ -37,22 +36,22 @@ class Share:
 
     bucket: Bucket[Any]
     slots: list[Slot]
-    rows: list[slice] | None  # their blocks in the bucket; None: all of them
+    rows: list[slice] | None  # the slots' blocks in the bucket; None: all of them
     blocks: int
 
 
 class Part(NamedTuple):
-    """Blocks of one share during a step: gradients, or in their place directions, and state."""
+    """The blocks of one share during a step: gradients, later replaced by directions, and state."""
 
     share: Share
     G: Tensor
     state: dict[str, Tensor]
-    squares: Tensor | None  # (b, n) partial sums of the squared gradients, where somebody made them
-    padded: Tensor | None = None  # the memory of G, zeros beside it; None: there are none
+    squares: Tensor | None  # (b, n) partial sums of the squared gradients, if they were made
+    padded: Tensor | None = None  # G with the zeros beside it; None: it has none
 
 
 def shares_of(ps: list[Tensor], buckets: list[Bucket[Any]]) -> list[Share]:
-    """What of the buckets belongs to parameters (or joint pairs with a parameter) in `ps`."""
+    """The parts of the buckets that belong to parameters in `ps`, or to joint pairs with one."""
     members, shares = set(ps), []
     for bucket in buckets:
         found = [
@@ -72,11 +71,11 @@ CurvatureOf = Callable[[Part], BlockCurvature]
 
 
 class Stack:
-    """Blocks gathered bucket by bucket, directions scattered into tensors like the parameters."""
+    """Gathers blocks by bucket, and scatters directions into tensors shaped like the parameters."""
 
     ps: list[Tensor]
     shares: list[Share]
-    numbers: NumberTable | None = None  # hyper-parameters where kernels read them, if there are any
+    numbers: NumberTable | None = None  # where kernels, if there are any, read hyper-parameters
     skip: Tensor | None = None  # on the device: not 0 where nothing may change
 
     def __init__(self, ps: list[Tensor], buckets: list[Bucket[Any]], *, wide: torch.dtype) -> None:
@@ -84,9 +83,9 @@ class Stack:
         self.shares = shares_of(ps, buckets)
         self._wide = wide
         where = {p: i for i, p in enumerate(ps)}
-        #: of each share: position of the parameter, the piece, where the slot begins in the stack
+        #: for each share: position of the parameter, piece, where the slot begins in the stack
         self._copies: list[list[tuple[int, Piece, int]]] = []
-        self._holes: list[bool] = []  # whether a part of a joint pair has no gradient: it is zero
+        self._holes: list[bool] = []  # whether part of a joint pair has no gradient, and is zero
         for share in self.shares:
             copies, start = [], 0
             for slot in share.slots:
@@ -98,7 +97,7 @@ class Stack:
             elements = sum(math.prod((*piece.counts, *piece.sizes)) for _, piece, _ in copies)
             self._holes.append(elements < start)
         self._gs: list[Tensor] = []
-        self.directions: list[Tensor] = []  # like the parameters, between `keep_` and `descend_`
+        self.directions: list[Tensor] = []  # shaped like the parameters; from `keep_` to `descend_`
 
     @property
     def by_kernels(self) -> bool:
@@ -106,10 +105,10 @@ class Stack:
         return all(share.bucket.plan.kernel is not None for share in self.shares)
 
     def send(self, tail: Tail, rates: tuple[float, ...]) -> None:
-        """Bring the hyper-parameters to where kernels read them: of the tail, of the factors."""
+        """Send the hyper-parameters of the tail and of the factors to where kernels read them."""
 
     def tell(self, skip: Tensor | None) -> None:
-        """Where this step finds whether it may change anything; None: it may."""
+        """`skip`: not 0 if this step may change nothing; None: it may."""
         self.skip = skip
 
     def gather_(self, gs: list[Tensor], *, squares: bool) -> None:
@@ -119,7 +118,7 @@ class Stack:
         self.directions = [torch.empty(p.shape, dtype=self._wide, device=p.device) for p in self.ps]
 
     def precondition_(self, group: Group, curvature: CurvatureOf | None) -> None:
-        """Gradients in the stack <- their directions; a curvature first refreshes the state."""
+        """Gradients in the stack <- their directions; a curvature refreshes the state first."""
         for part in self.parts():
             self._precondition_part_(part, group, curvature)
 
@@ -137,7 +136,7 @@ class Stack:
         self.keep_(part, refresh=H is not None)
 
     def _unless_skipped(self, tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """What is done to tensors inside does not count where nothing may change."""
+        """Undo changes of tensors inside if this step may change nothing."""
         return nullcontext() if self.skip is None else unchanged_if(self.skip, tensors)
 
     def release(self) -> None:
@@ -158,7 +157,7 @@ class Stack:
             yield Part(share, G, state, None)
 
     def keep_(self, part: Part, *, refresh: bool) -> None:
-        """Take the directions of a part, and with `refresh` its changed state."""
+        """Store the directions of a part, and with `refresh` its changed state."""
         for i, piece, start in self._copies[self.shares.index(part.share)]:
             _in_parameter(self.directions[i], piece).copy_(_in_stack(part.G, piece, start))
         if part.share.rows is not None and refresh:
@@ -176,7 +175,7 @@ class Stack:
 
 
 def limit_(G: Tensor) -> None:
-    """Gradients beyond 10¹⁸ count as that; float64 has room for them.  Changes G."""
+    """Limit gradients to 10¹⁸ in magnitude; float64 has the range for larger ones.  Changes G."""
     if G.dtype != torch.float64:
         most = min(LARGEST_GRADIENT, torch.finfo(G.dtype).max)
         G.clamp_(-most, most)
@@ -193,10 +192,10 @@ def _in_stack(G: Tensor, piece: Piece, start: int) -> Tensor:
 
 
 def rows_at_once(G: Tensor, state: Mapping[str, Tensor]) -> list[slice]:
-    """Rows of a stack and its state that are worked on together: on a GPU all of them."""
+    """Rows of a stack and its state that are processed together: on a GPU, all of them."""
     if G.device.type != "cpu":
         return [slice(0, len(G))]
     largest = max([tensor[0].numel() for tensor in (G, *state.values())])
-    # Batched products give whole blocks to the threads: as many to each.
+    # Batched products give whole blocks to threads: the same number to each.
     count = torch.get_num_threads() * max(1, CACHED // largest)
     return [slice(i, min(i + count, len(G))) for i in range(0, len(G), count)]

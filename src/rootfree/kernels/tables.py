@@ -1,8 +1,8 @@
-"""Tables on the device: where a kernel's tensors are, and its hyper-parameters.
+"""Tables on the device: the addresses of a kernel's tensors, and its hyper-parameters.
 
-One launch can then serve all parameters of a model, however many there are, and a recorded one
-follows a schedule. Gradients move from step to step; addresses and numbers are sent anew only when
-they changed, and without waiting.
+With them, one launch serves all parameters of a model, and a recorded launch follows a schedule.
+Gradients may move from step to step. Addresses and numbers are sent only when they have changed,
+and the host does not wait for the copy.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor
 from rootfree.rules.momentum import Tail
 
 _SPARES = 4
-# The place in a stack's numbers that says, if it is not 0, that nothing may change.
+# The place in a stack's numbers of the flag that forbids changes if it is not 0.
 SKIP = 11
 
-# What captured graphs read at every replay. They do not say when they are gone, and may outlive
-# the optimizer: a few kilobytes a capture stay.
+# What captured graphs read at every replay. Nothing tells us when a graph is gone, and it may
+# outlive the optimizer; so a few kilobytes per capture are never freed.
 _captured: list[Any] = []
 
 
 class AddressTable:
     """Addresses, one int64 each, in a tensor on the device: `tensor`.
 
-    `beside` are other tables that the same kernels read: they stay for as long as graphs may.
+    `beside` are other tables that the same kernels read; they must live as long as captured graphs.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class AddressTable:
         self.aligned = False
         self._sent: list[int] = []
         self._beside = beside
-        # A capture cannot make pinned memory, so some is at hand; each serves one capture.
+        # A capture cannot allocate pinned memory, so some is kept ready; each serves one capture.
         self._spares: list[Tensor] = []
         self.stock_up()
 
@@ -47,19 +47,19 @@ class AddressTable:
         return torch.empty(len(self._own), dtype=torch.int64, pin_memory=self._own.is_cuda)
 
     def stock_up(self) -> None:
-        """Pinned memory for the captures to come."""
+        """Allocate pinned memory for future captures."""
         if self._own.is_cuda and not torch.cuda.is_current_stream_capturing():
             while len(self._spares) < _SPARES:
                 self._spares.append(self._staging())
 
     def send(self, tensors: Sequence[Tensor]) -> bool:
-        """Put the addresses of `tensors` into the table; whether any of them is new."""
+        """Put the addresses of `tensors` into the table; whether any has changed."""
         addresses = list(map(Tensor.data_ptr, tensors))
         captured = self._own.is_cuda and torch.cuda.is_current_stream_capturing()
         if addresses == self._sent and not captured and self.tensor is self._own:
             return False
         if captured:
-            # A table of the graph's own: a replay must not change what later steps find in ours.
+            # The graph gets its own table: a replay must not change the one that later steps read.
             if not self._spares:
                 raise RuntimeError(
                     f"the step was captured {_SPARES} times without running as usual in between; "
@@ -69,7 +69,7 @@ class AddressTable:
             _captured.append((staging, self._beside))
             self.tensor = torch.empty_like(self._own)
         else:
-            # A fresh one each time: its memory is not handed out again before the copy ran.
+            # A new one each time: its memory is not reused before the copy has run.
             staging = self._staging()
             self.tensor = self._own
         staging.copy_(torch.tensor(addresses, dtype=torch.int64))
@@ -89,7 +89,7 @@ class NumberTable:
     def send(self, lr: float | Tensor, *others: float) -> None:
         """Put numbers into the table; graphs that read it see them from their next replay on.
 
-        A step size on the device is read there.
+        If lr is a tensor on the device, kernels read it there, not in the table.
         """
         if isinstance(lr, Tensor):
             lr = lr.item() if lr.device.type == "cpu" else 0.0
@@ -109,7 +109,7 @@ class NumberTable:
         self._sent = numbers
 
 
-# How many hyper-parameters a step on blocks has.
+# The number of hyper-parameters of a step on blocks.
 NUMBERS = 12
 
 

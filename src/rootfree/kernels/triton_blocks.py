@@ -1,13 +1,13 @@
-"""Between parameters and stacks of blocks: gather gradients, and the tail of the step.
+"""Kernels between parameters and stacks of blocks: gathering gradients, and the tail of the step.
 
 A *stack* holds the blocks of many parameters one after the other. `rectangles` (seven int64 each)
-says where blocks are: parameter, offset in it, distance of rows, columns, elements, offset in the
-stack, distance of rows there. `items` (four int32 each) are the programs: rectangle, first row,
-first column, and the place of its partial sum of squared gradients.
+say where blocks are: parameter, offset in it, distance of rows, columns, elements, offset in the
+stack, distance of rows there. `items` (four int32 each) are the work of one program each:
+rectangle, first row, first column, and the index of its partial sum of squared gradients.
 
 `numbers` (fp32): β₁, α₁, κ, the cap, r; in places 9 and 10 the least RMS that is scaled to r, and
-c; in place 11, if not 0, that nothing may change. `scales`: one number a parameter for the
-direction, then one for the step.
+c. Place 11 forbids changes if it is not 0. `scales`: a number per parameter for the direction, then
+one per parameter for the step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LARGEST = tl.constexpr(3.4028234e38)
 def _place(
     items, number, rectangles, ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    """Which parameter; where it begins in it and in the stack, with offsets from there; mask."""
+    """Parameter; start and offsets in it and in the stack; mask; index of the partial sum."""
     item = items + 4 * number
     rectangle = rectangles + 7 * tl.load(item).to(tl.int64)
     row = tl.load(item + 1)
@@ -41,7 +41,7 @@ def _place(
     pitch = tl.load(rectangle + 6)
     base = tl.load(rectangle + 1) + row * stride + col
     stack = tl.load(rectangle + 5) + row * pitch + col
-    # What is left of a rectangle may be more than an int32 holds; a program needs to know less.
+    # The rest of a rectangle may have more elements than an int32 holds; a program needs fewer.
     left = tl.minimum(tl.load(rectangle + 4) - row * columns - col, _MANY).to(tl.int32)
     stride = stride.to(tl.int32)
     columns = columns.to(tl.int32)
@@ -73,7 +73,7 @@ def _place(
 
 @triton.jit
 def _sum_of_squares(x):
-    """In float64, whose range the squares of fp32 need."""
+    """Σx² in float64: squares of fp32 numbers need its range."""
     wide = x.to(tl.float64)
     return tl.sum(tl.sum(wide * wide, 1), 0)
 
@@ -84,7 +84,7 @@ def gather_kernel(
     G: tl.constexpr, SQUARES: tl.constexpr, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """stack <- gradients, limited, and partial sums of their squares."""
+    """stack <- limited gradients;  squares <- partial sums of their squares."""
     which, base, at, first, inside, mask, place = _place(
         items, tl.program_id(0), rectangles, ALIGNED, ROWS, COLS
     )
@@ -97,7 +97,7 @@ def gather_kernel(
 
 @triton.jit
 def _finite(u):
-    """An infinite entry counts as the largest number; a NaN stays one."""
+    """Replace infinite entries by the largest number; a NaN stays NaN."""
     return tl.where(u > _LARGEST, _LARGEST, tl.where(u < -_LARGEST, -_LARGEST, u))
 
 
@@ -108,7 +108,7 @@ def squares_kernel(
     CLIP: tl.constexpr, OF_STEP: tl.constexpr, SEVERAL: tl.constexpr,
     ALIGNED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums, one an item, of u², or OF_STEP of the squared step without a coupled decay."""
+    """A partial sum per item: of u² or, OF_STEP, of the squared step without a coupled decay."""
     for i in tl.static_range(SEVERAL):
         number = tl.program_id(0) * SEVERAL + i
         if number < items_count:
@@ -138,7 +138,7 @@ def squares_kernel(
 def scale_kernel(
     sums, spans, sizes, numbers, scales, count, OF_STEP: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """min(1, cap/rms(u)), or r/max(rms(step), least), of parameter i.
+    """min(1, cap/rms(u)) or, OF_STEP, r/max(rms(step), least) of parameter i.
 
     Its items are spans[2i] .. spans[2i+1].
     """
@@ -154,7 +154,7 @@ def scale_kernel(
         scale = tl.load(numbers + 4) / tl.where(rms < least, least, rms)
         tl.store(scales + count + i, scale.to(tl.float32))
     else:
-        cap = tl.load(numbers + 3)  # one NaN makes the whole direction NaN, as in the rule
+        cap = tl.load(numbers + 3)  # a single NaN makes the whole direction NaN, as in the rule
         tl.store(scales + i, tl.where(rms <= cap, 1.0, cap / rms).to(tl.float32))
 
 

@@ -1,9 +1,9 @@
 """The diagonal methods in one pass over all parameters: the equations of rules/diagonal.py.
 
-A program updates one chunk of one parameter. `items` (two int32 each) says which parameter and
-which chunk; `state` holds the addresses of all parameters, then of all preconditioners, all momenta
-and, for bf16 state, all rounding counters; `gradients` those of the gradients. `numbers` (fp32):
-β₁, keep, gain, α₁, λ, κ, c, reach, and last, if not 0, that nothing may change.
+A program updates one chunk of one parameter. `items` (two int32 each) say which parameter and which
+chunk. `state` holds the addresses of all parameters, then of all preconditioners, all momenta and,
+for bf16 state, all rounding counters. `gradients` holds the addresses of the gradients. `numbers`
+(fp32): β₁, keep, gain, α₁, λ, κ, c, reach; the last forbids changes if it is not 0.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def _update(
 
     heavy ball:  m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
     AVERAGED:    m <- α₁ m + (1-α₁) g;       p <- (1 - β₁κ) p - β₁ m/(s+λ)
-    NESTEROV:    u + α₁ m in the place of m; AVERAGED: α₁ m + (1-α₁) g
+    NESTEROV:    u + α₁ m replaces m; if AVERAGED, α₁ m + (1-α₁) g does
 
-    CLIP: elements of g/(s+λ) are at most c, and g is limited before (rules/diagonal.py).
+    CLIP limits elements of g/(s+λ) to c, and g beforehand (rules/diagonal.py).
     """
     p = tl.load(p_at + at, mask).to(tl.float32)
     g = tl.load(g_at + at, mask).to(tl.float32)
@@ -40,7 +40,7 @@ def _update(
     s = tl.where(s > LARGEST, LARGEST, s)
     if MOMENTUM:
         m = tl.load(m_at + at, mask).to(tl.float32)
-    # Preconditioner and momentum are rounded in the order of the rule.
+    # The preconditioner is rounded before the momentum, as in the rule.
     store_state(s_at, at, mask, s, at, counter)
     if DECOUPLED:
         p = p * (1 - step * kappa)
@@ -72,7 +72,7 @@ def diagonal_kernel(
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr, CLIP: tl.constexpr,
     ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one parameter."""
+    """Update one chunk of one parameter."""
     if tl.load(numbers + 8) != 0:
         return
     which = tl.load(items + 2 * tl.program_id(0))
@@ -95,7 +95,7 @@ def diagonal_kernel(
     kappa = tl.load(numbers + 5)
     c = tl.load(numbers + 6)
     reach = tl.load(numbers + 7)
-    if start + CHUNK <= size:  # without a mask four numbers are read at once
+    if start + CHUNK <= size:  # without a mask, four numbers are read at once
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             _update(

@@ -1,11 +1,11 @@
-"""Dense inverse-free factors: the kernels that go over their elements (rules/if_shampoo.py,
-rules/if_whitening.py).
+"""Dense inverse-free factors: the elementwise kernels (rules/if_shampoo.py, rules/if_whitening.py).
 
-`numbers` (fp32): B, β₂, λ and γ in places 5 to 8; in place 11, if not 0, that nothing may change.
+The kernels that multiply matrices are in triton_products.py.
 
-Layout: b blocks of d×d matrices. K: the factor in bf16, and either its `lower` half, which makes it
-fp32 (see halves.py), or stochastic rounding. Those that multiply matrices are in
-triton_products.py.
+`numbers` (fp32): B, β₂, λ and γ in places 5 to 8; place 11 forbids changes if it is not 0.
+
+Layout: b blocks of d×d matrices. K is the factor in bf16. Either it is rounded stochastically, or
+its `lower` half makes it an fp32 factor (see halves.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rootfree.kernels.triton_shared import (
 
 @triton.jit
 def _chunk(size, chunks, BLOCK: tl.constexpr):
-    """This program's block, elements of it, which of them there are, and where the block begins."""
+    """This program's block, its elements of it, the mask of those, and where the block begins."""
     b = tl.program_id(0) // chunks
     at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
     return b, at, at < size, b.to(tl.int64) * size
@@ -40,9 +40,9 @@ def _chunk(size, chunks, BLOCK: tl.constexpr):
 def start_kernel(
     squares, started, scales, numbers, count, elements, AXES: tl.constexpr, GIVEN: tl.constexpr
 ):
-    """scale <- (B·mean(G²))^{-1/(2N)} for a block that meets its first gradient, 1 for others.
+    """scale <- (B·mean(G²))^{-1/(2N)} for a block with its first gradient, 1 for others.
 
-    GIVEN: `squares` holds √(tr H/D), whose (-1/N)-th power it is.
+    GIVEN: `squares` holds √(tr H/D), and the scale is its (-1/N)-th power.
     """
     b = tl.program_id(0)
     if GIVEN:
@@ -81,7 +81,7 @@ def follow_kernel(
 
 @triton.jit
 def followed(v, rms, beta2, has_gradient, fresh):
-    """The running mean of mean(G²), which starts with the first that is not zero."""
+    """The running mean of mean(G²), which starts at the first value that is not zero."""
     rms = tl.minimum(rms, 1e15)
     square = rms * rms
     limited = tl.where(v > 0, tl.minimum(square, MOST * v), square)
@@ -128,9 +128,10 @@ def balance_kernel(
     trace0, trace1, trace2, powers, lams, n0, n1, n2, d0, d1, d2,
     AXES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """powers (b, N) <- 2^eₙ as in rules/if_shampoo.py;  nₙ partial sums of tr(KₙᵀKₙ) a block.
+    """powers (b, N) <- 2^eₙ as in rules/if_shampoo.py.
 
-    LIMIT: λ of whitening is limited, as in rules/if_whitening.py.
+    Each block has nₙ partial sums of tr(KₙᵀKₙ). LIMIT limits λ of whitening, as in
+    rules/if_whitening.py.
     """
     b = tl.program_id(0)
     size0 = _log_size(trace0, b, n0, d0)
@@ -174,7 +175,7 @@ def largest_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["chunks"])
 def scale_down_kernel(Ghat, largest, size, chunks, BLOCK: tl.constexpr):
-    """Ĝ <- Ĝ/unit in blocks whose squares would come near the end of the range."""
+    """Ĝ <- Ĝ/unit in blocks whose squares might otherwise overflow."""
     b, at, mask, base = _chunk(size, chunks, BLOCK)
     unit = unit_of(largest, b, chunks)
     if unit > 1:
@@ -189,9 +190,9 @@ def move_kernel(
     NORM: tl.constexpr, START: tl.constexpr, HALVES: tl.constexpr, WHITEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """K <- 2^e·(K - β₂/max(1, ‖h‖)·K h);  `product` holds K h, `powers` 2^e of every axis.
+    """K <- 2^e·(K - β₂/max(1, ‖h‖)·K h);  `product` is K h, `powers` holds 2^e of every axis.
 
-    WHITEN: K <- 2^e·(K - β₂/max(1, ‖2h‖)·h K), and the product is h K.
+    WHITEN: K <- 2^e·(K - β₂/max(1, ‖2h‖)·h K);  `product` is h K.
     """
     if tl.load(numbers + SKIP) != 0:
         return

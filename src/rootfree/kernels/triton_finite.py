@@ -1,7 +1,7 @@
-"""Whether all numbers of a list of tensors are finite, in one pass over them.
+"""Checks in one pass whether all numbers of a list of tensors are finite.
 
-A program looks at one chunk of one tensor. `items` (two int32 each) says which tensor and which
-chunk; `addresses` holds where the tensors are.
+A program checks one chunk of one tensor. `items` (two int32 each) say which tensor and which chunk;
+`addresses` holds the addresses of the tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def finite_kernel(
     items, sizes, addresses, flag,
     G: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """flag <- 1 if a number is not finite; it is left alone otherwise."""
+    """flag <- 1 if a number is not finite; otherwise it is left alone."""
     which = tl.load(items + 2 * tl.program_id(0))
     start = tl.load(items + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
     size = tl.load(sizes + which)
@@ -28,6 +28,6 @@ def finite_kernel(
     for offset in tl.static_range(0, CHUNK, BLOCK):
         at = start + offset + tl.arange(0, BLOCK)
         g = tl.load(g_at + at, at < size, 0.0).to(tl.float32)
-        strange = tl.where(tl.abs(g) <= _LARGEST, strange, 1)  # of a NaN no comparison is true
-    if tl.max(strange, 0) != 0:  # all that write write the same
+        strange = tl.where(tl.abs(g) <= _LARGEST, strange, 1)  # comparisons with NaN are false
+    if tl.max(strange, 0) != 0:  # no race: every program that writes writes the same
         tl.store(flag, 1.0)

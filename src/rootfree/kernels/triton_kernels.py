@@ -1,4 +1,4 @@
-"""The only way to the Triton kernels: importing this needs Triton, importing the rest does not."""
+"""The only module through which kernels are reached: importing it needs Triton."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _DTYPES = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
-    torch.float64: tl.float64,  # of state: what is computed is computed in fp32
+    torch.float64: tl.float64,  # for state only: kernels compute in fp32
 }
 
 __all__ = ["blocks", "diagonal", "dtype", "factors", "finite", "products", "vectors"]
 
 
 def dtype(tensor: Tensor) -> tl.dtype:
-    """Triton's name of the tensor's dtype."""
+    """Triton's name for the dtype of a tensor."""
     return _DTYPES[tensor.dtype]

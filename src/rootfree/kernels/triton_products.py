@@ -1,10 +1,10 @@
-"""Inverse-free factors, dense: the kernels that multiply matrices.
+"""Dense inverse-free factors: the kernels that multiply matrices.
 
-Layout: b blocks of d×d matrices. K: the factor in bf16, which the matrix units read; h: its tangent
-vector; X (b, d, r): Ĝ₍ₙ₎ seen through strides.
+Layout: b blocks of d×d matrices. K is the factor in bf16, which the matrix units read; h is its
+tangent vector; X (b, d, r) is Ĝ₍ₙ₎ as a strided view.
 
-Symmetric results are computed for the tiles on and below the diagonal and mirrored: half the work.
-Sums over a block are left as one partial sum a tile (see triton_shared.py).
+Symmetric results are computed in the tiles on and below the diagonal, then mirrored: half the work.
+A sum over a block is left as one partial sum per tile (see triton_shared.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from rootfree.kernels.triton_shared import LARGEST, add_up, unit_of
 
-# Triton's interpreter multiplies the bits of bf16 matrices; widened to fp32 the products are exact.
+# Triton's interpreter would multiply the bit patterns of bf16 numbers. Products in fp32 are exact.
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -29,7 +29,7 @@ def _multiply_add(left, right, acc):
 
 @triton.jit
 def _tile(d, tiles, TILE: tl.constexpr):
-    """This program's block, its tile among those on and below the diagonal, and where they are."""
+    """This program's block, its tile on or below the diagonal, and where both are."""
     b = tl.program_id(0) // tiles
     t = tl.program_id(0) % tiles
     i = ((tl.sqrt(8.0 * t.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
@@ -45,7 +45,7 @@ def _tile(d, tiles, TILE: tl.constexpr):
 def _gram_tile(
     acc, x, rows, cols, d, r, x_d, x_r, DEPTH: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """acc + a tile of X Xᵀ, X given by its strides."""
+    """acc + a tile of X Xᵀ, for X given by its strides."""
     depth = tl.arange(0, DEPTH)
     left_at = x + rows[:, None] * x_d + depth[None, :] * x_r
     right_at = x + depth[:, None] * x_r + cols[None, :] * x_d
@@ -85,11 +85,11 @@ def tangent_kernel(
 ):  # fmt: skip
     """h <- ½(B·unit²/columns·X Xᵀ + λ·∏ trace·KᵀK - γI), and partial sums of h².
 
-    λ is one of the numbers, or (OF_BLOCK) in `lams`. GIVEN: the first term is the gram of each
-    block, times what is in `largest`. Of the d rows `size` are not padding, of the r columns
-    `columns`.
+    λ is one of the numbers or, OF_BLOCK, in `lams`. GIVEN: the first term is the gram of each block
+    times its number in `largest`. Without padding there are `size` of the d rows, and `columns` of
+    the r columns.
     """
-    if EIGHTS:  # Triton itself asks for multiples of 16 before it reads eight numbers at once
+    if EIGHTS:  # Triton on its own reads eight numbers at once only at multiples of 16
         d = d // 8 * 8
         r = r // 8 * 8
         if ROW_MAJOR:
@@ -113,18 +113,18 @@ def tangent_kernel(
     else:
         unit = unit_of(largest, b, largest_count)
         B = tl.load(numbers + 5)
-        # The square of a large unit would overflow on its own.
+        # The square of a large unit would overflow.
         scaled = tl.sqrt(B) * tl.minimum(unit, 1e17)
         scaled = tl.minimum(scaled * scaled, LARGEST) * 0.5 / columns
-        # The limit is below rounding; with it the quotient, and its product with a Gram matrix of
-        # numbers up to LARGE, stay finite.
+        # The lower limit is below rounding errors. It keeps the quotient below finite, and also the
+        # quotient's product with a Gram matrix of numbers up to LARGE.
         damping = tl.maximum(0.5 * lam * traces, 1e-25 * scaled)
         if GRAM:
             value = tl.load(gram_at, inside, 0.0).to(tl.float32)
         else:
             x = X + b.to(tl.int64) * x_b
             value = _gram_tile(value, x, rows, cols, d, r, x_d, x_r, DEPTH, EVEN)
-        # One accumulator for both sums leaves registers for a second program on the processor.
+        # A single accumulator for both sums leaves registers for a second program per processor.
         value = value * (scaled / damping)
         value = _gram_tile(value, K + base, rows, cols, d, d, 1, d, DEPTH, EVEN) * damping
     diagonal = (rows[:, None] == cols[None, :]) & (rows < size)[:, None]
@@ -140,7 +140,7 @@ def square_kernel(
     STORE: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """STORE: q <- h²/‖h‖².  Otherwise partial sums of the squares of h²  (h is q then)."""
+    """STORE: q <- h²/‖h‖².  Otherwise: partial sums of the squares of h², where h is that q."""
     if EIGHTS:
         d = d // 8 * 8
     b, t, i, j, rows, cols, base = _tile(d, tiles, TILE)
@@ -175,8 +175,8 @@ def split_kernel(
 ):  # fmt: skip
     """X (b, d, d) in fp32 as a sum of bf16 matrices, the smallest first: (b, COUNT, size, size).
 
-    DIVIDE: X is first divided by the power of two that its block has in `units`. PADDED: `size` is
-    more than d, and the rest is zero.
+    DIVIDE: X is first divided by its block's power of two in `units`. PADDED: `size` is more than
+    d, and the padding is zero.
     """
     b = tl.program_id(0) // chunks
     at = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
@@ -190,7 +190,7 @@ def split_kernel(
         x = x / tl.load(units + b)
     out = summands + b.to(tl.int64) * COUNT * size * size + at
     high = x.to(tl.bfloat16)
-    x = x - high.to(tl.float32)  # exact, and so is the next
+    x = x - high.to(tl.float32)  # exact, like the next difference
     middle = x.to(tl.bfloat16)
     if COUNT == 3:
         low = (x - middle.to(tl.float32)).to(tl.bfloat16)
@@ -225,11 +225,11 @@ def sum_product_kernel(
     COUNT: tl.constexpr, LAST: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """(Σ X K)ᵀ of the summands X (b, COUNT, d, d): out (b, 2, d, d) <- it as a sum of two.
+    """out (b, 2, d, d) <- (Σ X K)ᵀ of the summands X (b, COUNT, d, d), as a sum of two.
 
-    LAST: out (b, d, d) in fp32 <- it. It is known to be symmetric, and tiles on and below the
-    diagonal are computed. Small summands come first: sums of matrix units are cut off, not rounded,
-    at each step, which matters least while they are small.
+    LAST: out (b, d, d) <- (Σ X K)ᵀ in fp32. It is known to be symmetric, so only the tiles on and
+    below the diagonal are computed. Small summands come first: matrix units truncate their sums at
+    each step instead of rounding, which matters least while the sums are small.
     """
     if EIGHTS:
         d = d // 8 * 8
@@ -259,7 +259,7 @@ def sum_product_kernel(
 def narrow_multiply_kernel(
     X, M, out, rows, d, tiles, m_row, m_col, ROWS: tl.constexpr, D: tl.constexpr
 ):
-    """out <- X M for X (b, rows, d) with a narrow last axis."""
+    """out <- X M, for X (b, rows, d) with a narrow last axis."""
     b = (tl.program_id(0) // tiles).to(tl.int64)
     row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, D)
@@ -274,7 +274,7 @@ def narrow_multiply_kernel(
 
 @triton.jit(do_not_specialize=["rows", "parts"])
 def narrow_gram_kernel(X, sums, rows, d, parts, ROWS: tl.constexpr, D: tl.constexpr):
-    """Partial sums of XᵀX for X (b, rows, d) with a narrow last axis, one a part of the rows."""
+    """Partial sums of XᵀX, one per part of the rows, for X (b, rows, d) with a narrow last axis."""
     b = (tl.program_id(0) // parts).to(tl.int64)
     part = tl.program_id(0) % parts
     share = tl.cdiv(tl.cdiv(rows, parts), ROWS) * ROWS

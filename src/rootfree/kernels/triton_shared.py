@@ -1,7 +1,7 @@
-"""What Triton kernels share: pointers from tables, numbers in fewer bits, sums over a block.
+"""Functions that Triton kernels share: pointers from tables, rounding, halves, sums over a block.
 
-Rounding and halves are bit for bit those of rounding.py and halves.py. Sums that other programs
-left behind are added up in one order, without atomics, so that a run can be repeated bit for bit.
+Rounding and halves agree bit for bit with rounding.py and halves.py. Partial sums of other programs
+are added in a fixed order, without atomics, so that runs are reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rootfree.rules import if_whitening
 
 _GOLDEN = tl.constexpr(0x9E3779B1)
 _MIX = tl.constexpr(0x85EBCA6B)
-# Ĝ up to this is squared as it is; beyond, it is scaled down first (see `scale_down_kernel`): the
-# squares are multiplied by up to 10²⁵ (see `tangent_kernel`).
+# A larger Ĝ is scaled down before it is squared (see `scale_down_kernel`), because the squares are
+# multiplied by up to 10²⁵ (see `tangent_kernel`).
 LARGE = tl.constexpr(1e3)
 LARGEST = tl.constexpr(outer_products.LARGEST)
 LARGEST_GRADIENT = tl.constexpr(rules.LARGEST_GRADIENT)
@@ -40,7 +40,7 @@ def add_up(partials, b, count):
 
 @triton.jit
 def unit_of(largest, b, count):
-    """1, or the power of two that Ĝ of block b is divided by."""
+    """The power of two by which Ĝ of block b is divided, often 1."""
     top = tl.zeros((), tl.float32)
     for start in range(0, count, 128):
         at = start + tl.arange(0, 128)
@@ -50,26 +50,26 @@ def unit_of(largest, b, count):
 
 @triton.jit
 def root_of(x):
-    """Root of a float64, whose range the squares of fp32 need, as fp32."""
+    """√x in fp32, for x in float64, whose range squares of fp32 numbers need."""
     return tl.sqrt(x).to(tl.float32)
 
 
 @triton.jit
 def clipped(u, c):
-    """Each element at most c; a NaN stays one."""
+    """u with elements limited to [-c, c]; a NaN stays NaN."""
     return tl.where(u > c, c, tl.where(u < -c, -c, u))
 
 
 @triton.jit
 def load_pointer(addresses, index, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """The pointer that an address table holds at an index."""
+    """The pointer at an index of an address table."""
     pointer = tl.load(addresses + index).to(tl.pointer_type(dtype))
     return tl.multiple_of(pointer, 16) if ALIGNED else pointer
 
 
 @triton.jit
 def store_state(pointer, offsets, mask, x, index, counter):
-    """Store fp32 `x`, rounded stochastically where the state is bf16."""
+    """Store fp32 `x`, rounded stochastically if the state is in bf16."""
     if pointer.dtype.element_ty == tl.bfloat16:
         tl.store(pointer + offsets, round_stochastically(x, index, counter), mask)
     else:
@@ -78,7 +78,7 @@ def store_state(pointer, offsets, mask, x, index, counter):
 
 @triton.jit
 def round_stochastically(x, index, counter):
-    """fp32 `x` up or down to a bf16 number; the noise is a hash of (index, counter)."""
+    """fp32 `x` rounded up or down to bf16; the noise is a hash of (index, counter)."""
     golden = tl.full(index.shape, _GOLDEN, tl.uint32)
     mix = tl.full(index.shape, _MIX, tl.uint32)
     h = index.to(tl.uint32) * golden + counter.to(tl.uint32) * mix
@@ -92,7 +92,7 @@ def round_stochastically(x, index, counter):
 
 @triton.jit
 def split(x):
-    """fp32 `x` as its bf16 neighbour, and the rest of its bits (int16)."""
+    """The upper (bf16) and lower (int16) halves of fp32 `x`."""
     bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
     upper = (bits + 0x8000) >> 16
     lower = (bits - (upper << 16)).to(tl.int16)
@@ -101,6 +101,6 @@ def split(x):
 
 @triton.jit
 def join(upper, lower):
-    """The fp32 number that `split` made these of."""
+    """The fp32 number with these halves: the inverse of `split`."""
     bits = upper.to(tl.int16, bitcast=True).to(tl.int32) << 16
     return (bits + lower.to(tl.int32)).to(tl.float32, bitcast=True)

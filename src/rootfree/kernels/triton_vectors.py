@@ -1,7 +1,7 @@
-"""Inverse-free factors of vectors, which are diagonal: one kernel does a whole step of a block
-(rules/if_shampoo.py, rules/if_whitening.py).
+"""Inverse-free factors of vectors, which are diagonal: one kernel does the whole step of a block.
 
-`numbers` as in triton_factors.py.
+The equations are in rules/if_shampoo.py and rules/if_whitening.py; `numbers` is as in
+triton_factors.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def vector_kernel(
 ):  # fmt: skip
     """One axis with a diagonal factor k: h = ½(B(kg)² + λk² - γ), k <- k(1 - β₂h/‖h‖), g <- k²g.
 
-    WHITEN: p = k² in the place of k in h, ‖2h‖ in that of ‖h‖, and λ = ρv (v in `means`).
+    WHITEN: p = k² replaces k in h, ‖2h‖ replaces ‖h‖, and λ = ρv with v in `means`.
     """
     if tl.load(numbers + SKIP) != 0:
         return
@@ -36,7 +36,7 @@ def vector_kernel(
     step = tl.zeros((), tl.float32)
     if REFRESH:
         if START:
-            # Read before the sum, which all warps wait for: it is written below.
+            # Read before the sum, at which all warps wait: it is written below.
             known = tl.load(started + b) != 0
             if WHITEN:
                 before = tl.load(means + b)

@@ -1,7 +1,7 @@
 """Dense inverse-free whitening on a GPU: the equations of rules/if_whitening.py.
 
-Like factors.py, whose kernels it uses: products in bf16, factors C in halves, hyper-parameters on
-the device. P = C Cᵀ is made where it is needed.
+This uses the kernels of factors.py in the same way: products in bf16, factors C in halves,
+hyper-parameters on the device. P = C Cᵀ is computed where it is needed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def direction_(
 ) -> None:
     """G <- U, its direction; on refresh the factors move first.  Changes G and state.
 
-    `squares` (b, count), float64: partial sums of the squared gradients. `numbers`: 1, β₂, ρ and 1
-    in places 5 to 8.
+    `squares` (b, count), float64: partial sums of the squared gradients. `numbers` has 1, β₂, ρ and
+    1 in places 5 to 8.
     """
     axes = G.dim() - 1
     if axes == 1:
@@ -74,7 +74,7 @@ def _refresh_(
     numbers: Tensor,
     norm: str | None,
 ) -> None:
-    """Move the factors.  Changes state, of which Cs are a part."""
+    """Move the factors.  Changes state, which contains Cs."""
     b, axes = len(G), len(Cs)
     scales, lams = (torch.empty(b, device=G.device) for _ in range(2))
     moves = torch.empty(b, dtype=torch.bool, device=G.device)

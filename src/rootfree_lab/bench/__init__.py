@@ -1,9 +1,9 @@
 """`rootfree bench`: what a step of each optimizer costs, side by side in one process.
 
-options     what it can be asked to do
-shapes      sets of parameters to step on; model: those of a model, and batches for it
+options     the options of the command
+shapes      sets of parameters to step on; model: the parameters of a model, and batches for it
 contenders  the optimizers by name, with their period T and the kind of their floor
-timing      steps on the clock, in whole periods, with new gradients; turns: who takes them when
+timing      timing of steps in whole periods, with new gradients; turns: the order of turns
 ceilings    what the device can do, measured in the same run; floors: what a step has to do
-record      everything that was found, as JSON; table, chart and markdown show it
+record      all results, as JSON; table, chart and markdown show them
 """

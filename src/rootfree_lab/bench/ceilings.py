@@ -23,8 +23,8 @@ class Ceilings:
     bf16: float
     fp32: float
 
-    def rate(self, dtype: torch.dtype) -> float:
-        return self.bf16 if dtype == torch.bfloat16 else self.fp32
+    def rate(self, dtype: str | None) -> float:
+        return self.bf16 if dtype == "bfloat16" else self.fp32
 
     def best(self, other: Ceilings) -> Ceilings:
         return Ceilings(*map(max, astuple(self), astuple(other)))

@@ -24,7 +24,7 @@ from rootfree_lab.bench.shapes import shapes_of
 from rootfree_lab.bench.steps import measure_steps
 from rootfree_lab.bench.table import as_table, remarks
 from rootfree_lab.config.needed import need
-from rootfree_lab.config.reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, check_names
 from rootfree_lab.training.devices import choose_device
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -41,8 +41,8 @@ def run(console: Console, given: Mode) -> int:
 def measure(console: Console, given: Timing) -> int:
     """Measure, show, and write what was asked for."""
     _check_files(given)
-    if given.device not in (None, *_TURNS):
-        raise unknown_name("--device:", str(given.device), _TURNS)
+    if given.device is not None:
+        check_names("--device:", [given.device], _TURNS)
     device = choose_device(given.device or "auto", "--device")
     if not (given.seconds > 0 and math.isfinite(given.seconds)):
         raise ConfigError(f"--seconds must be a positive number, got {given.seconds}")
@@ -84,8 +84,7 @@ def tables(files: Sequence[Path], page: Path | None, charts: Path | None) -> Non
 def _steps(given: Timing, how: dict[str, Any]) -> Record:
     if given.shapes is not None and given.model is not None:
         raise ConfigError("--shapes and --model both say what to step on: give one of them")
-    if given.dtype not in DTYPES:
-        raise unknown_name("--dtype:", given.dtype, DTYPES)
+    check_names("--dtype:", [given.dtype], DTYPES)
     cuda = how["device"].type == "cuda"
     field = _line_up(given, contenders() if cuda else DEFAULT_ON_CPU)
     name = given.model or given.shapes or ("vit_b" if cuda else "vit_b_third")
@@ -118,8 +117,7 @@ def _line_up(given: Timing, default: Iterable[str]) -> list[Contender]:
     if given.reference is None:
         return field
     table = contenders(graph=given.graph)
-    if given.reference not in table:
-        raise unknown_name("--reference: the optimizer", given.reference, table)
+    check_names("--reference: the optimizer", [given.reference], table)
     rest = [c for c in field if c.name != given.reference]
     return [table[given.reference], *rest]
 

@@ -21,11 +21,10 @@ from rootfree_lab.optimizers import available, construct
 
 Parameters = list[nn.Parameter]
 
-LR, B = 1e-4, 128  # small steps: nothing leaves its range in the few that are taken
+LR, B = 1e-4, 128  # small steps, so that the few that are taken do not overflow
 REFERENCE = "torch AdamW fused"
 GRAPH = ", graph"
-#: what is measured unless something is asked for, on a processor: eigendecompositions of large
-#: matrices take minutes there
+#: the default on a CPU; eigendecompositions of large matrices would take minutes there
 DEFAULT_ON_CPU = (
     "torch AdamW fused",
     "torch RMSprop foreach",
@@ -37,12 +36,12 @@ DEFAULT_ON_CPU = (
 
 
 class NotApplicableError(Exception):
-    """The contender cannot step on these parameters, or not here; the message says why."""
+    """The contender cannot step on these parameters or on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A contender at work: its optimizers (a companion is one of them) and one step of all."""
+    """A contender with its optimizers, companions included, and a function that steps them all."""
 
     parameters: Parameters
     optimizers: Sequence[Optimizer]
@@ -52,15 +51,15 @@ class Built:
 
 @dataclass(frozen=True)
 class Contender:
-    """How one row of the table comes about."""
+    """The optimizer of one row of the table."""
 
     name: str
     build: Callable[[Parameters], Built]
     family: str  # "torch", "rootfree" or "peer"
-    period: int = 1  # T: a full cycle of steps, one of which refreshes the preconditioner
+    period: int = 1  # T: one step of so many refreshes the preconditioner
     floor: floors.Count = floors.unknown
-    on_model: Callable[[nn.Module], Built] | None = None  # where it has to see forward and backward
-    room: float = 16.0  # bytes a parameter that it holds at most, the parameter itself included
+    on_model: Callable[[nn.Module], Built] | None = None  # for one that records the passes
+    room: float = 16.0  # most bytes per parameter that it holds, the parameter itself included
 
 
 def one(make: Callable[[Parameters], Optimizer]) -> Callable[[Parameters], Built]:
@@ -74,7 +73,7 @@ def one(make: Callable[[Parameters], Optimizer]) -> Callable[[Parameters], Built
 
 
 def _make(method: str, ps: Parameters, **options: Any) -> Optimizer:
-    """An optimizer of the laboratory's registry, at the settings that speed is compared at."""
+    """An optimizer of the laboratory's registry, with the settings of the benchmark."""
     named = [(str(place), p) for place, p in enumerate(ps)]
     return construct(method, named, batch_size=B, lr=LR, **options)
 
@@ -140,7 +139,7 @@ def _kfac(model: nn.Module) -> Built:
 
 
 def rootfree_contenders() -> list[Contender]:
-    """Ours, at their defaults but for what the name says."""
+    """Optimizers of this library at their defaults, except for what the name says."""
     ours = partial(_row, family="rootfree")
     diagonal = partial(ours, floor=floors.elementwise)
     shampoo = partial(ours, method="IFShampoo", floor=floors.inverse_free, room=24.0)
@@ -187,9 +186,9 @@ def _distributed_shampoo(ps: Parameters) -> Optimizer:
 
 
 def peers() -> list[Contender]:
-    """Each imports its package when it is built; without the package its row says so."""
+    """Optimizers of other packages, imported when they are built; a row says if one is missing."""
     scalable: Any = {"start_preconditioning_step": 1, "preconditioning_compute_steps": 10}
-    # A dense factor of a bias would cost more than the matrices do.
+    # Dense factors of biases would cost more than those of the matrices.
     structures = {1: "diagonal", **dict.fromkeys((2, 3, 4, 5), "dense")}
 
     def published(T: int, dtype: torch.dtype, room: float) -> Contender:
@@ -217,7 +216,7 @@ def peers() -> list[Contender]:
 
 
 def graphed(contender: Contender) -> Contender:
-    """The same optimizer, its steps replayed from a CUDA graph."""
+    """The same optimizer with steps that are replayed from a CUDA graph."""
 
     def build(ps: Parameters) -> Built:
         if ps[0].device.type != "cuda":
@@ -230,12 +229,12 @@ def graphed(contender: Contender) -> Contender:
         except ValueError as error:
             raise NotApplicableError(str(error)) from error
 
-    # Its temporaries stay reserved in the graph's own pool.
+    # Temporaries stay reserved in the pool of the graph.
     return replace(contender, name=contender.name + GRAPH, build=build, room=contender.room + 16)
 
 
 def contenders(*, graph: bool = False) -> dict[str, Contender]:
-    """All of them by name, peers among them whether installed or not."""
+    """All contenders by name, including peers that are not installed."""
     table: list[Contender] = [*torch_contenders(), *rootfree_contenders(), *peers()]
     if graph:
         table += [graphed(c) for c in table if c.family == "rootfree" and c.on_model is None]
@@ -247,7 +246,7 @@ def chosen(
 ) -> list[Contender]:
     """The contenders whose names match a pattern, in the order of the patterns.
 
-    Patterns are names, or have * and ?; with `graph` what matches brings its graphed version.
+    Patterns may contain * and ?. With `graph`, the graphed versions of the matches are added.
     """
     table = contenders(graph=graph)
     names = list(default) if not wanted else _matching(wanted, table, "--optimizer")

@@ -172,13 +172,12 @@ class Line:
     cost: Cost
 
 
-def lines(models: Iterable[str] = MODELS, ranks: Iterable[int] = RANKS) -> list[Line]:
-    """Every optimizer on every model; small models on many ranks have little to share."""
-    counts = list(ranks)
+def lines(models: Iterable[str] = MODELS, ranks: Sequence[int] = RANKS) -> list[Line]:
+    """Every optimizer on every model and number of ranks."""
     return [
         Line(model, count, optimizer, cost(MODELS[model].hidden, MODELS[model].rest, count))
         for model in models
-        for count in counts
+        for count in ranks
         for optimizer, cost in OPTIMIZERS.items()
     ]
 

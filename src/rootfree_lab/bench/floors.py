@@ -1,20 +1,21 @@
-"""What a step has to do at least: bytes to move, and operations of matrix products.
+"""The least that a step has to do: bytes to move, and operations of matrix products.
 
-Layout: a block of sizes (d_1..d_N) has D = ∏ d_n entries. A step of inverse-free Shampoo is, for
-every axis n that has a dense factor, in multiplications and additions
+Layout: a block of sizes (d_1..d_N) has D = ∏ d_n entries. A step of inverse-free Shampoo needs the
+following multiplications and additions for every axis n with a dense factor:
 
     Ĝ (K applied once)         2 D d_n     refresh only
     gram of Ĝ                  2 D d_n     refresh only
     KᵀK, K m                   4 d_n³      refresh only
     direction (K, then Kᵀ)     4 D d_n     every step
 
-which for a p×d matrix is 2(4p²d + 4pd² + 2p³ + 2d³), and half of the first two terms in between.
-It is the rule written as plain products. Symmetric products need half of theirs, and a kept K Kᵀ
-half of the direction, so a step can be a little faster than this floor; norms are not counted.
+For a p×d matrix this is 2(4p²d + 4pd² + 2p³ + 2d³) on refresh, and half of the first two terms
+otherwise. It is the rule written as plain products. Symmetric products need only half of theirs,
+and a stored K Kᵀ halves the direction, so a step can be a little faster than this floor. Norms are
+not counted.
 
-Bytes: parameters and gradients are read, parameters written; momenta and diagonal preconditioners
-are read and written; factors are read in every step (of those in halves the upper ones), and read
-and written whole on refresh. Nothing else moves.
+Bytes: parameters and gradients are read, and parameters are written. Momenta and diagonal
+preconditioners are read and written. Factors are read in every step (only the upper half of those
+in halves); on refresh they are read and written completely. Nothing else moves.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FACTOR = re.compile(r"(block\d+)\.factor(\d+)\Z")
 
 @dataclass(frozen=True)
 class Work:
-    """What one step has to do, on a refresh step and on a plain one."""
+    """The work of a step with refresh, and of a plain one."""
 
     refresh_bytes: float
     plain_bytes: float
@@ -49,18 +50,18 @@ Count = Callable[["Built"], "Work | None"]
 
 
 def unknown(built: Built) -> Work | None:
-    """No floor is known: factorisations are not products, and run at no rate of the device."""
+    """No floor is known: the rate of the device says nothing about factorisations."""
     return None
 
 
 def elementwise(built: Built) -> Work:
-    """Diagonal methods: one pass over everything that is as large as the parameters."""
+    """Diagonal methods: one pass over all tensors of the size of the parameters."""
     moved = _elementwise_bytes(built)
     return Work(moved, moved)
 
 
 def inverse_free(built: Built) -> Work | None:
-    """Our inverse-free Shampoo, from the factors in its state; None if they are kept otherwise."""
+    """Inverse-free Shampoo of this library, from the factors in its state; None: it has none."""
     (optimizer,) = built.optimizers
     refresh = plain = held = lower = 0.0
     for p in built.parameters:

@@ -1,8 +1,8 @@
 """Whole training iterations, split into forward, backward and optimizer.
 
-Every contender has its own copy of the model; they take turns as in `steps`. Inputs are random, on
-the device, and new in every turn. Within a turn nothing waits for the device, as in training, and
-the parts are the times between CUDA events; an iteration is the time from the first to the last,
+Every contender has its own copy of the model, and they take turns as in `steps`. Inputs are random,
+on the device, and new in every turn. As in training, nothing waits for the device within a turn.
+The parts are the times between CUDA events; an iteration is the time from the first to the last,
 divided by their number.
 """
 
@@ -117,7 +117,7 @@ def measure_iterations(
 
 
 def _enter(contender: Contender, model: nn.Module, batch: Batch) -> _Trainer:
-    """A trainer, warmed up: compilation and the choice of convolutions are over."""
+    """A trainer after warming up: compilation and the choice of convolutions are done."""
     device = batch[0].device
     own = copy.deepcopy(model).to(device)
     parameters = [p for p in own.parameters() if p.requires_grad]

@@ -27,7 +27,7 @@ class Marks:
 
 
 MARKS = Marks("bench")
-BEGIN, END = MARKS.begin, MARKS.end
+
 EMPTY = "No measurement is committed yet."
 
 

@@ -1,4 +1,4 @@
-"""Bytes: what a contender keeps, what a step takes for a while, what is free."""
+"""Memory: what a contender keeps, what a step needs temporarily, and what is free."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 
 def state_bytes(optimizers: Iterable[Optimizer], parameters: Iterable[nn.Parameter]) -> int:
-    """Bytes of every tensor that the optimizers hold, in their state or beside it.
+    """Bytes of all tensors that the optimizers hold, in their state or elsewhere.
 
-    Memory is counted, not tensors: views of one slab count once, parameters and gradients not.
+    Views of the same memory count once; parameters and gradients do not count.
     """
     known = {_storage(t) for p in parameters for t in (p, p.grad) if t is not None}
     found: dict[int, int] = {}
@@ -28,7 +28,7 @@ def state_bytes(optimizers: Iterable[Optimizer], parameters: Iterable[nn.Paramet
 
 
 def temporary_bytes(work: Callable[[], object], device: torch.device) -> int | None:
-    """Peak of the allocator during the work, above what was held before; None off the GPU."""
+    """Peak of the allocator during the work above what was held before; None without a GPU."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
@@ -55,7 +55,7 @@ def free_bytes(device: torch.device) -> float:
 
 
 def release(device: torch.device) -> None:
-    """Give back what nothing refers to any more."""
+    """Free memory that is no longer used."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

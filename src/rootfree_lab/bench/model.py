@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rootfree_lab import models
-from rootfree_lab.config.reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, check_names
 from rootfree_lab.data import Dataset, Split
 from rootfree_lab.torchvision_shim import make_importable
 
@@ -53,8 +53,7 @@ def build_model(name: str, option: str) -> Synthetic:
     in_timm = _timm(name)
     if in_timm is not None:
         return Synthetic(in_timm, in_timm.default_cfg["input_size"], in_timm.num_classes)
-    if name not in models.names():
-        raise unknown_name(f"{option}: the model (of timm or)", name, models.names())
+    check_names(f"{option}: the model (of timm or)", [name], models.names())
     for data in _DATA:
         try:
             model = models.build(name, data)

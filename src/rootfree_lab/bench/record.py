@@ -1,4 +1,4 @@
-"""Everything that one run of the benchmark found, and its JSON."""
+"""The results of one run of the benchmark, and their JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Environment:
-    """Where and when."""
+    """The machine, the date and the versions of a measurement."""
 
     device: str
     threads: int
@@ -35,13 +35,19 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class StepRow:
-    """One contender; of one that failed there is the reason, and nothing else."""
+class _Row:
+    """One contender; one that failed has the reason, and no figures."""
 
     name: str
     family: str
     period: int
     failure: str | None = None
+
+
+@dataclass(frozen=True)
+class StepRow(_Row):
+    """Steps of a contender."""
+
     note: str | None = None
     ms: Spread | None = None  # a step, amortised over the period
     ratio: float | None = None  # to the reference beside it
@@ -60,13 +66,9 @@ class StepRow:
 
 
 @dataclass(frozen=True)
-class IterationRow:
-    """One contender in whole training iterations: milliseconds."""
+class IterationRow(_Row):
+    """Whole training iterations of a contender: milliseconds."""
 
-    name: str
-    family: str
-    period: int
-    failure: str | None = None
     ms: Spread | None = None  # a whole iteration
     ratio: float | None = None
     forward_ms: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rootfree_lab.config.reading import unknown_name
+from rootfree_lab.config.reading import check_names
 
 Shapes = list[tuple[int, ...]]
 
@@ -60,6 +60,5 @@ SHAPE_SETS: dict[str, Callable[[], Shapes]] = {
 
 def shapes_of(name: str) -> Shapes:
     """The shapes of a set."""
-    if name not in SHAPE_SETS:
-        raise unknown_name("--shapes: the parameter set", name, SHAPE_SETS)
+    check_names("--shapes: the parameter set", [name], SHAPE_SETS)
     return SHAPE_SETS[name]()

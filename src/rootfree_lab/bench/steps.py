@@ -63,7 +63,7 @@ class _Measurement:
         return _Entry(built, runner, temporary)
 
     def row(self, contender: Contender, entry: _Entry) -> StepRow:
-        """The figures of a contender, all but ratio and floor; its work is kept for the floor."""
+        """The figures of a contender without ratio and floor; its work is stored for the floor."""
         built, periods = entry.built, entry.runner.periods
         refresh_ms, plain_ms = by_kind(periods)
         finite = all(bool(p.isfinite().all()) for p in built.parameters)
@@ -101,9 +101,8 @@ def measure_steps(
 ) -> StepRecord:
     """Time the contenders; the first is the reference of the ratios.
 
-    All are alive at once and take turns while memory lasts. If they do not fit, the reference stays
-    and each of the others takes turns with it alone; its ratio is to the reference's turns beside
-    it.
+    All contenders exist at once and take turns if memory suffices. Otherwise each one takes turns
+    with the reference alone, and its ratio refers to those turns of the reference.
     """
     say("ceilings")
     ceilings = measure_ceilings(device)
@@ -118,7 +117,7 @@ def measure_steps(
             rows |= {c.name: alone[c.name] for c in crowded}
     else:
         rows = _beside(run, contenders[0], contenders[1:])
-    # A machine that is shared may have been slow just then; a ceiling is the best it can do.
+    # A shared machine may have been slow at the start; a ceiling is the best of both.
     ceilings = ceilings.best(measure_ceilings(device))
     rows |= {n: with_floor(rows[n], work, ceilings) for n, work in run.work.items() if rows[n].ms}
     return StepRecord(
@@ -136,12 +135,12 @@ def measure_steps(
 
 
 def _beside(run: _Measurement, first: Contender, others: Sequence[Contender]) -> dict[str, StepRow]:
-    """Each of the others with the reference alone, which enters once; its row is of all turns."""
+    """Time each of the others with the reference alone; the reference's row has all its turns."""
     rows: dict[str, StepRow] = {}
     taken: list[list[float]] = []
     try:
         reference: _Entry | None = run.enter(first)
-    except Exception:  # said where it is entered again
+    except Exception:  # reported when it is entered again
         reference = None
 
     def enter(contender: Contender) -> _Entry:
@@ -161,8 +160,9 @@ def _beside(run: _Measurement, first: Contender, others: Sequence[Contender]) ->
 
 
 def with_floor(row: StepRow, work: Work, ceilings: Ceilings) -> StepRow:
-    """The row with what its step has to do, and how far from that it is."""
-    rate, T = ceilings.rate(work.matmul_dtype), row.period
+    """The row with the work of its step, and how far the step is from its floor."""
+    dtype, T = str(work.matmul_dtype).removeprefix("torch."), row.period
+    rate = ceilings.rate(dtype)
 
     def floor(moved: float, flops: float) -> float:
         # Copies and products can overlap, so the longer of the two is the floor of a step.
@@ -183,7 +183,7 @@ def with_floor(row: StepRow, work: Work, ceilings: Ceilings) -> StepRow:
         flops=flops,
         terabytes_per_second=moved / row.ms.median / 1e9,
         teraflops_per_second=flops / row.ms.median / 1e9,
-        matmul_dtype=str(work.matmul_dtype).removeprefix("torch.") if flops else None,
+        matmul_dtype=dtype if flops else None,
         floor_ms=floor_ms,
         times_floor=row.ms.median / floor_ms,
     )

@@ -112,7 +112,7 @@ def _step_cells(row: StepRow, record: StepRecord) -> tuple[str, ...]:
     if row.ms is None:
         return (row.name, *[NOTHING] * (len(STEP_HEADINGS) - 1))
     kinds = f"{number(row.refresh_ms)} / {number(row.plain_ms)}" if row.refresh_ms else NOTHING
-    rate = record.ceilings.bf16 if row.matmul_dtype == "bfloat16" else record.ceilings.fp32
+    rate = record.ceilings.rate(row.matmul_dtype)
     return (
         row.name,
         number(row.ms.median),

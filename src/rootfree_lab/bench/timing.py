@@ -1,13 +1,13 @@
-"""Steps on the clock.
+"""Timing of steps.
 
-Contenders take turns, so that a slow moment of the machine hits all of them. A turn is a whole
-number of periods, T steps each, so that refresh steps count as often as they occur. Every step has
-new gradients: their sign is turned between two steps and their values change between two turns,
-both off the clock. Caches are left as they are, as after a backward pass.
+Contenders take turns, so that a slow moment of the machine affects all of them. A turn is a whole
+number of periods of T steps, so that refresh steps count as often as they occur. Every step has new
+gradients: their sign changes between two steps and their values between two turns, both untimed.
+Caches are left as they are, as after a backward pass.
 
-On a GPU a step is the time between two CUDA events. Within a turn the host is not waited for, as in
-a training loop: a step that the device could run faster than the host can launch it is charged for
-the host. `host_ahead` is the other figure: the same steps, handed over while the device still
+On a GPU a step is the time between two CUDA events. As in a training loop, host and device do not
+wait for each other within a turn: if the device is faster than the host can launch, the time is
+that of the host. `host_ahead` is the other figure: the steps are launched while the device still
 sleeps, so that only the device's own time counts.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 STEPS_A_TURN = {"cuda": 10, "cpu": 2}
 _FEWEST_WARM_UP_STEPS = 4  # a compiled step is compiled twice: without state, and with it
-_LONGEST_SLEEP = 0.2  # seconds; a host that needs longer is waiting for the device
+_LONGEST_SLEEP = 0.2  # seconds; a host that needs longer waits for the device
 _CYCLES = 2e9  # a second, roughly
 
 
@@ -126,7 +126,7 @@ def host_ahead(
 
 
 def mark(device: torch.device) -> Any:
-    """A moment: of the device's own time on a GPU, which nobody waits for."""
+    """A point in time; on a GPU an event of the device, for which nobody waits."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -135,7 +135,7 @@ def mark(device: torch.device) -> Any:
 
 
 def milliseconds(marks: Sequence[Any], device: torch.device) -> list[float]:
-    """What lies between each moment and the next; waits for a GPU."""
+    """The times between consecutive marks; waits for a GPU."""
     if device.type != "cuda":
         return [1e3 * (b - a) for a, b in pairwise(marks)]
     torch.cuda.synchronize(device)
@@ -153,7 +153,7 @@ class Runner:
     periods: list[list[float]] = field(default_factory=list)
 
     def warm_up(self, seconds: float) -> None:
-        """Whole periods until one is about as fast as the fastest: compilation is over then."""
+        """Run whole periods until one is about as fast as the fastest: compilation is done then."""
         fastest = math.inf
         start = time.perf_counter()
         for done in range(1, 11):

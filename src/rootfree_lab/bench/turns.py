@@ -1,4 +1,4 @@
-"""Contenders that take turns on the clock: what goes wrong in one leaves the others alone."""
+"""Contenders that take turns; an error of one does not affect the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = TypeVar("Row", StepRow, IterationRow)
 
 @dataclass(frozen=True)
 class Turns(Generic[Entry, Row]):
-    """How a contender enters, takes its turn of some number, and becomes a row of some kind."""
+    """Functions that build a contender, take its turn of a number, and make its row."""
 
     kind: type[Row]
     enter: Callable[[Contender], Entry]
@@ -33,7 +33,7 @@ class Turns(Generic[Entry, Row]):
     row: Callable[[Contender, Entry], Row]
     device: torch.device
     turns: int
-    seconds: float  # one that has taken so many takes no more turns after its second
+    seconds: float  # a contender stops after this many, but not before two turns
     say: Say
 
     def rows(self, contenders: Sequence[Contender]) -> dict[str, Row]:

@@ -21,22 +21,21 @@ def ends(command: Callable[..., int | None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
-        raise typer.Exit(_code(lambda: command(*arguments, **options)))
+        try:
+            code = command(*arguments, **options) or 0
+        except Interrupted as stopped:
+            left = stopped.checkpoint
+            typer.echo(
+                f"stopped; continue from {left} with --resume" if left else "stopped", err=True
+            )
+            code = stopped.exit_code
+        except KeyboardInterrupt:
+            typer.echo("stopped at once", err=True)
+            code = INTERRUPTED
+        # Bad settings, data or checkpoints; a file that may not be read, a full disk.
+        except (ValueError, ModuleNotFoundError, OSError) as error:
+            typer.echo(f"Error: {error}", err=True)
+            code = USAGE
+        raise typer.Exit(code)
 
     return run
-
-
-def _code(work: Callable[[], int | None]) -> int:
-    try:
-        return work() or 0
-    except Interrupted as stopped:
-        left = f"; continue from {stopped.checkpoint} with --resume" if stopped.checkpoint else ""
-        typer.echo(f"stopped{left}", err=True)
-        return stopped.exit_code
-    except KeyboardInterrupt:
-        typer.echo("stopped at once", err=True)
-        return INTERRUPTED
-    # Bad settings, data or checkpoints; a file that may not be read, a full disk.
-    except (ValueError, ModuleNotFoundError, OSError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        return USAGE

@@ -23,7 +23,7 @@ from rootfree_lab.cli.options import (
     rolled_back,
 )
 from rootfree_lab.cli.terminal import loading_torch
-from rootfree_lab.config.reading import ConfigError, parse_assignment, unknown_name
+from rootfree_lab.config.reading import ConfigError, check_names, parse_assignment
 
 
 def demo(
@@ -195,9 +195,7 @@ def compare(
 def _chosen(found: Iterable[Any], only: list[str] | None) -> list[Any]:
     """Those of the labels that `--only` names, all of them where it names none."""
     labels = list(dict.fromkeys(each.label for each in found))
-    for label in only or []:
-        if label not in labels:
-            raise unknown_name("--only: the entry", label, labels)
+    check_names("--only: the entry", only or [], labels)
     return [each for each in found if not only or each.label in only]
 
 

@@ -1,4 +1,4 @@
-"""Compare: every entry and seed of a config, what is done already left alone, and a table."""
+"""Carries out every entry and seed of a config that has no record yet, and shows a table."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ def compare(
     stop: StopSignals | None = None,
     jobs: int = 1,
 ) -> Results:
-    """Carry out the runs that have no record yet; a failing one is recorded, the rest go on.
+    """Carry out the runs that have no record yet; a failing run is recorded, and the rest go on.
 
-    Interrupted runs are continued from their checkpoints. Where one of these belongs to other
-    settings nothing is run: somebody may still want it. Nor is anything where data are missing or
-    a name is unknown in one of the runs: that is to be corrected first. With `jobs` so many runs
-    are carried out side by side, each in a process.
+    Interrupted runs continue from their checkpoints. Nothing is run if a checkpoint belongs to
+    other settings, because somebody may still want it, or if data are missing or a name is unknown
+    in one of the runs. `jobs` runs are carried out side by side, each in its own process.
     """
     make_output_folder(out)
     results = {r.identity(): done for r in runs if (done := finished_record(out, r)) is not None}
@@ -85,7 +84,7 @@ def compare(
             results[run.identity()] = record
             if not terminal:
                 how = "done" if record["completed"] else f"failed: {record['failure']['message']}"
-                say(f"{run.label} seed {run.train.seed} · {how}")
+                say(f"{run.title} · {how}")
     return results
 
 
@@ -94,7 +93,7 @@ def _one_by_one(
 ) -> Iterator[tuple[Config, Record]]:
     for run in runs:
         if live.is_started:
-            live.refresh()  # at once: a short run may end before the next turn of the clock
+            live.refresh()  # at once, because a short run may end before the next refresh
         yield run, carry_out(run, out, stop, watcher)
         if stop is not None and stop.received is not None:
             raise Interrupted(stop.received, None)
@@ -128,7 +127,7 @@ class Row:
         mine = [run for run in runs if run.label == label]
         found = [results[run.identity()] for run in mine if run.identity() in results]
         self.label = label
-        # Without its curve, of which nothing is shown: a table is made twice a second.
+        # Without the curve, which is not shown: the table is made twice a second.
         known = (as_run({**record, "curve": []}) for record in found)
         self.done = done = [run for run in known if run.completed]
         failed = len(found) - len(done)
@@ -138,7 +137,7 @@ class Row:
         measures = (math.inf if math.isnan(value) else value for value in (self.error, loss))
         self.order = (not done, failed, *measures)
         self.cells = (
-            escape(label),  # brackets in it are no markup
+            escape(label),  # its brackets are not markup
             f"{len(done)}/{len(mine)}" + (f", {failed} failed" if failed else ""),
             _cell(median(run.final["train_loss"] for run in done), "{:.4g}"),
             _cell(loss, "{:.4g}"),

@@ -1,4 +1,4 @@
-"""Runs of a comparison that do not take one another down: one, or several side by side."""
+"""Runs of a comparison, alone or side by side; a failure of one does not end the others."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _LOOK = 1.0  # seconds between looks at the signals
 
 
 class CrowdedOut(Exception):  # noqa: N818 (an outcome)
-    """The run had no memory beside others."""
+    """The run ran out of memory while others were running."""
 
 
 def carry_out(
     run: Config, out: Path, stop: StopSignals | None, watcher: Watcher, *, crowded: bool = False
 ) -> Record:
-    """Train a run, from its checkpoint where there is one; a failure is recorded, not raised.
+    """Train a run, from its checkpoint if there is one; a failure is recorded, not raised.
 
-    Raises `NotWritten` where the output folder takes nothing more: that is no failure of the run.
-    Where it is `crowded`, want of memory is no failure of the run: it raises `CrowdedOut`.
+    Two problems are not failures of the run. `NotWritten` is raised if the output folder cannot be
+    written, and `CrowdedOut` if the run is `crowded` by others and out of memory.
     """
     try:
         return train_or_resume(run, out=out, stop=stop, watchers=[watcher])
@@ -57,9 +57,9 @@ def side_by_side(
 ) -> Iterator[tuple[Config, Record]]:
     """Runs with their records, in the order in which they end.
 
-    A run that has no memory beside the others is carried out again when they are done. Raises
-    `Interrupted` when `stop` has received a signal and all have left their checkpoints. Each run
-    tells a line every minute, where they are looked at `live` every moment.
+    A run that is out of memory beside the others is carried out again, alone, when they are done.
+    Raises `Interrupted` when `stop` has received a signal and all runs have saved checkpoints. Each
+    run tells a line every minute, or twice a second if they are shown `live`.
     """
     every = A_MOMENT if live else A_MINUTE
     waiting, later, asked = list(runs), list[Config](), False
@@ -84,7 +84,7 @@ def side_by_side(
                 elif isinstance(event.content, NotWritten):
                     raise event.content
                 elif event.content is CrowdedOut:
-                    tell(run, f"{run.label} seed {run.train.seed} · no memory; again, alone, later")
+                    tell(run, f"{run.title} · no memory; again, alone, later")
                     pool.retire_idle()
                     later.append(run)
                 elif event.content is not Interrupted:

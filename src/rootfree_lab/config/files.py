@@ -14,6 +14,7 @@ from rootfree_lab.config.reading import (
     Table,
     assign,
     build,
+    check_names,
     checked,
     merged,
     parse_assignment,
@@ -30,14 +31,13 @@ _SECTIONS = {
     "output": settings.OutputConfig,
 }
 _TOP = ("label", "seeds", *_SECTIONS, "optimizer", "compare", "search")
-_NOT_OF_A_RUN = ("compare", "seeds", "search")
 _ENTRY = ("label", "seeds", *_SECTIONS, "optimizer")
 
 
 def read_tables(path: Path, assignments: Iterable[str] = ()) -> Table:
     """The tables of a config file with the `--set` assignments applied.
 
-    What is said on the command line wins over all that the file says, in its entries too.
+    The command line overrides the file, including its entries.
     """
     tables = copy.deepcopy(read_toml(path))
     _check_entries(tables)
@@ -52,18 +52,14 @@ def read_tables(path: Path, assignments: Iterable[str] = ()) -> Table:
 
 
 def _check_entries(tables: Table) -> None:
-    for key in tables:
-        if key not in _TOP:
-            raise unknown_name("the table", key, _TOP)
+    check_names("the table", tables, _TOP)
     entries = tables.get("compare", [])
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise ConfigError("compare must be a list of tables: [[compare]]")
     for entry in entries:
         if not isinstance(entry.get("label"), str):
             raise ConfigError(f"compare: every entry needs a label, got {entry!r}")
-        for key in entry:
-            if key not in _ENTRY:
-                raise unknown_name(f"compare.{entry['label']}: the setting", key, _ENTRY)
+        check_names(f"compare.{entry['label']}: the setting", entry, _ENTRY)
     labels = [entry["label"] for entry in entries]
     for label in labels:
         if labels.count(label) > 1:
@@ -72,8 +68,7 @@ def _check_entries(tables: Table) -> None:
 
 def _assign(tables: Table, name: str, value: Any) -> None:
     top, _, rest = name.partition(".")
-    if top not in _TOP:
-        raise unknown_name(f"--set {name}: the table", top, _TOP)
+    check_names(f"--set {name}: the table", [top], _TOP)
     entries = {entry["label"]: entry for entry in tables.get("compare", [])}
     if top != "compare":
         having = [entry for entry in entries.values() if top in entry and top != "label"]
@@ -89,7 +84,7 @@ def _assign(tables: Table, name: str, value: Any) -> None:
 
 
 def _settle_seeds(tables: Table, name: str) -> None:
-    """Of `seeds` and `train.seed`, the one on the command line replaces the other of the file."""
+    """`seeds` or `train.seed` on the command line also replaces the other one in the file."""
     for table in (tables, *tables.get("compare", [])):
         if name == "train.seed":
             table.pop("seeds", None)
@@ -98,7 +93,7 @@ def _settle_seeds(tables: Table, name: str) -> None:
 
 
 def config_from(tables: Mapping[str, Any]) -> Config:
-    """A run's settings from its tables; keys for `compare` alone are left out of it."""
+    """The settings of a run from its tables; seeds, `compare` and `search` are ignored."""
     for required in ("data", "model", "optimizer", "train"):
         if required not in tables:
             raise ConfigError(f"the table [{required}] is missing")
@@ -123,8 +118,7 @@ def load_config(path: Path, assignments: Iterable[str] = (), entry: str | None =
     tables = read_tables(path, assignments)
     entries = {e["label"]: e for e in tables.get("compare", [])}
     if entry is None and (not entries or "optimizer" in tables):
-        config = config_from({k: v for k, v in tables.items() if k not in _NOT_OF_A_RUN})
-        return _with_first_seed(tables, {}, config)
+        return _with_first_seed(tables, {}, config_from(tables))
     if entry is None and len(entries) > 1:
         choices = "".join(f"\n  --entry {shlex.quote(label)}" for label in entries)
         raise ConfigError(
@@ -132,8 +126,7 @@ def load_config(path: Path, assignments: Iterable[str] = (), entry: str | None =
             + choices
         )
     chosen = next(iter(entries)) if entry is None else entry
-    if chosen not in entries:
-        raise unknown_name("the entry", chosen, entries)
+    check_names("the entry", [chosen], entries)
     config = _entry_config(tables, entries[chosen])
     return _with_first_seed(tables, entries[chosen], config)
 
@@ -157,7 +150,7 @@ def load_comparison(path: Path, assignments: Iterable[str] = ()) -> list[Config]
 
 
 def _seeds(tables: Table, entry: Table, config: Config) -> tuple[int, ...]:
-    """The seeds of an entry, or of the base; a file that says `train.seed` as well agrees."""
+    """The seeds of an entry, or else of the base; `train.seed`, if given, must be one of them."""
     given = entry.get("seeds", tables.get("seeds", [config.train.seed]))
     name = f"compare.{entry['label']}.seeds" if "seeds" in entry else "seeds"
     seeds: tuple[int, ...] = checked(name, given, tuple[int, ...])
@@ -180,9 +173,8 @@ def _with_first_seed(tables: Table, entry: Table, config: Config) -> Config:
 
 
 def _entry_config(tables: Table, entry: Table) -> Config:
-    base = {k: v for k, v in tables.items() if k not in (*_NOT_OF_A_RUN, "label")}
-    over = {k: v for k, v in entry.items() if k != "seeds"}
-    mine, theirs = base.get("optimizer"), over.get("optimizer")
+    base = dict(tables)
+    mine, theirs = base.get("optimizer"), entry.get("optimizer")
     if (
         isinstance(mine, dict)
         and isinstance(theirs, dict)
@@ -190,4 +182,4 @@ def _entry_config(tables: Table, entry: Table) -> Config:
     ):
         # Another optimizer's options mean something else: they are not inherited.
         del base["optimizer"]
-    return config_from(merged(base, over))
+    return config_from(merged(base, entry))

@@ -1,7 +1,7 @@
 """A user's own model, data set or loss: `"package.module:name"`, or `"file.py:name"`.
 
-A file is looked for beside the config. Nothing is imported that a config does not name. The code is
-part of what a run is: its file's checksum goes into the run's identity.
+A file is relative to the folder of the config. Only code that a config names is imported. The
+checksum of its file is part of the identity of a run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rootfree_lab.config.reading import ConfigError, Table, unknown_name
+from rootfree_lab.config.reading import ConfigError, Table, check_names, unknown_name
 
 #: The settings that may name a user's code.
 SETTINGS = (("data", "name"), ("model", "name"), ("train", "loss"))
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is of a user's code, not of the laboratory."""
+    """Whether a name refers to a user's code, not to the laboratory."""
     return ":" in name
 
 
@@ -33,7 +33,7 @@ def _is_file(module: str) -> bool:
 
 
 def make_absolute(tables: Table, folder: Path) -> None:
-    """Let the files that tables name be those in this folder, in place."""
+    """Make the paths of files in tables absolute, relative to this folder.  Changes tables."""
     for section, field in SETTINGS:
         table = tables.get(section)
         name = table.get(field) if isinstance(table, dict) else None
@@ -44,19 +44,19 @@ def make_absolute(tables: Table, folder: Path) -> None:
 
 
 def shown(name: str) -> str:
-    """A name without the folder of its file, which is another on every machine."""
+    """A name without the folder of its file, which differs between machines."""
     module, _, attribute = name.rpartition(":")
     return f"{Path(module).name}:{attribute}" if _is_file(module) else name
 
 
 def checksum(name: str) -> str:
-    """Of the file that a name stands for; not of what that file imports."""
+    """The checksum of the file that a name refers to, without the files that it imports."""
     path = _source(name)
     return "" if path is None else file_checksum(path)
 
 
 def file_checksum(path: Path) -> str:
-    """Of the bytes of a file; empty where there is none, which others say better."""
+    """The checksum of a file; empty if it cannot be read, which other code reports."""
     try:
         status = path.stat()
         return _checksum(path, status.st_mtime_ns, status.st_size)
@@ -64,7 +64,7 @@ def file_checksum(path: Path) -> str:
         return ""
 
 
-@lru_cache(maxsize=64)  # an identity is asked for often
+@lru_cache(maxsize=64)  # identities are computed often
 def _checksum(path: Path, changed: int, size: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
@@ -81,7 +81,7 @@ def _source(name: str) -> Path | None:
 
 
 def load(setting: str, name: str) -> Callable[..., Any]:
-    """What a name stands for; `setting` is where it was given, for messages."""
+    """The object that a name refers to; error messages name the `setting`."""
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute.isidentifier():
         raise ConfigError(
@@ -127,7 +127,7 @@ def _from_file(path: Path, changed: int) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where its classes are looked for
+    sys.modules[name] = module  # where pickle looks for its classes
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -139,10 +139,10 @@ def _from_file(path: Path, changed: int) -> ModuleType:
 def check_arguments(
     what: str, function: Callable[..., Any], given: Mapping[str, Any], provided: Iterable[str] = ()
 ) -> list[str]:
-    """Raise where options are unknown or missing; which of the `provided` arguments it takes."""
+    """Raise if options are unknown or missing; which of the `provided` arguments it takes."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # written in C: it will say itself what it takes
+    except (TypeError, ValueError):  # written in C: it checks its own arguments
         return []
     kinds = {parameter.kind for parameter in parameters.values()}
     named = [
@@ -150,9 +150,8 @@ def check_arguments(
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    for option in given:
-        if option not in named and inspect.Parameter.VAR_KEYWORD not in kinds:
-            raise unknown_name(f"the option of {what},", option, named)
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        check_names(f"the option of {what},", given, named)
     taken = [name for name in provided if name in named]
     for name in named:
         required = parameters[name].default is inspect.Parameter.empty
@@ -162,7 +161,7 @@ def check_arguments(
 
 
 def call(what: str, function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call a user's function; what it raises is told with its name."""
+    """Call a user's function; an error that it raises is reported with its name."""
     try:
         return function(**given)
     except ConfigError:

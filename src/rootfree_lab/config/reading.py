@@ -1,6 +1,6 @@
-"""Tables of TOML and JSON into frozen dataclasses: types checked, every unknown key an error.
+"""Converts tables of TOML and JSON to frozen dataclasses; checks types and refuses unknown keys.
 
-Nothing here knows which settings there are; `config` says that.
+Nothing here depends on particular settings; settings.py has those.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def read_toml(path: Path) -> Table:
 
 
 def _parsed(text: str) -> Table:
-    """The tables of a text; RecursionError where they are too deep for what reads them later."""
-    # Before it is parsed: the parser's time grows with the square of the parts of a key.
+    """The tables of a text; RecursionError if they are too deep for later recursive functions."""
+    # Checked before parsing: the parser's time grows with the square of the parts of a key.
     if any(part.count(".") > _MOST_PARTS for part in re.split(r"[={},\[\]\n]", text)):
         raise RecursionError
     tables = tomllib.loads(text)
@@ -63,7 +63,7 @@ def _parsed(text: str) -> Table:
 
 
 def _too_deep(value: Any) -> bool:
-    """Whether tables and lists lie in one another too often for what reads them later."""
+    """Whether tables and lists are nested too deeply for later recursive functions."""
     level = [value]
     for _ in range(_DEEPEST):
         tables = [v for v in level if isinstance(v, Mapping)]
@@ -82,15 +82,21 @@ def unknown_name(what: str, name: str, allowed: Iterable[str]) -> ConfigError:
     return ConfigError(f"{what} {name!r} is unknown{hint} allowed: {', '.join(allowed)}")
 
 
+def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise if one of the names is not among the allowed ones."""
+    allowed = list(allowed)
+    for name in names:
+        if name not in allowed:
+            raise unknown_name(what, name, allowed)
+
+
 def build(kind: type[T], table: Any, where: str) -> T:
     """A dataclass from a table; `where` is the table's name in messages."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} must be a table, got {table!r}")
     hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    for key in table:
-        if key not in names:
-            raise unknown_name("the setting", f"{where}.{key}", (f"{where}.{n}" for n in names))
+    allowed = [f"{where}.{field.name}" for field in fields(kind)]  # type: ignore[arg-type]
+    check_names("the setting", [f"{where}.{key}" for key in table], allowed)
     for field in fields(kind):  # type: ignore[arg-type]
         required = field.default is MISSING and field.default_factory is MISSING
         if required and field.name not in table:
@@ -105,7 +111,7 @@ def build(kind: type[T], table: Any, where: str) -> T:
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
-    """The value as the kind asks, or an error that names both."""
+    """The value converted to the kind, or an error that names both."""
     if is_dataclass(kind) and isinstance(value, Mapping):
         return build(kind, value, name)  # type: ignore[arg-type]
     if get_origin(kind) is list and isinstance(value, list):
@@ -151,7 +157,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def assign(table: Table, path: list[str], value: Any, where: str) -> None:
-    """Set one entry of nested tables in place, making the tables on the way."""
+    """Set one entry of nested tables in place; missing tables are made."""
     for key in path[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
@@ -160,7 +166,7 @@ def assign(table: Table, path: list[str], value: Any, where: str) -> None:
 
 
 def merged(base: Table, over: Mapping[str, Any]) -> Table:
-    """`base` with the entries of `over` laid on it, table by table; neither is changed."""
+    """`base` overridden by the entries of `over`, table by table; neither is changed."""
     result = dict(base)
     for key, value in over.items():
         mine = result.get(key)

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from rootfree_lab.config import own_code
-from rootfree_lab.config.reading import Table, unknown_name
+from rootfree_lab.config.reading import Table, check_names
 
 LOSSES = ("cross_entropy", "square")
 SCHEDULES = ("constant", "cosine", "linear", "step")
 AUTOCASTS = ("none", "bf16")
 PARALLELS = ("none", "ddp", "fsdp2", "hsdp")
 CROPS = ("padded", "resized")
-# Settings that came later: where they are off, a run is the one that it was without them.
+# Settings that were added later. If they are off, they are left out of a run's identity, which
+# then stays the same as before they existed.
 _LATER = (
     ("train", "channels_last"), ("train", "rollback"), ("schedule", "warmup_share"),
     ("data", "random_windows"),
@@ -31,20 +32,20 @@ _LATER = (
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...], *, own: bool = False) -> None:
-    """Raise where a value is not among those allowed, nor a user's `own`."""
-    if value not in allowed and not (own and own_code.is_own(value)):
-        raise unknown_name(f"the value of {name}", value, allowed)
+    """Raise if a value is neither allowed nor, with `own`, the name of a user's code."""
+    if not (own and own_code.is_own(value)):
+        check_names(f"the value of {name}", [value], allowed)
 
 
 def at_least(low: float, **values: float | None) -> None:
-    """Raise where a value that is given is lower."""
+    """Raise if a given value is lower."""
     for name, value in values.items():
         if value is not None and not value >= low:
             raise ValueError(f"{name} must be at least {low:g}, got {value!r}")
 
 
 def in_unit_interval(**values: float) -> None:
-    """Raise where a value is not in [0, 1]."""
+    """Raise if a value is not in [0, 1]."""
     for name, value in values.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{name} must be in [0, 1], got {value!r}")
@@ -52,15 +53,15 @@ def in_unit_interval(**values: float) -> None:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data set, or a user's own (see `own_code`).
+    """The data set, or a user's own (see `own_code`).
 
-    `folder` is where its files are, `limit` takes the first examples only.
+    `folder` is where its files are, and `limit` takes only the first examples. `size` is the side
+    in pixels to which images of a folder are scaled.
 
-    `size` is the side in pixels to which an image folder is scaled. With `augment` images are
-    mirrored at random, and cut at random: out of a black margin (`crop = "padded"`), or a part of 8
-    to 100 % that is scaled to the whole ("resized"); `erase` is the probability that a random box
-    of an image is filled with noise. The windows of a text are shifted at random together, or with
-    `random_windows` each starts anywhere.
+    With `augment`, images are mirrored and cropped at random. `crop = "padded"` crops from the
+    image with a black margin; "resized" crops 8 to 100 % of the image and scales that to its size.
+    `erase` is the probability that a random box of an image is filled with noise. The windows of a
+    text are shifted together at random; with `random_windows` each one starts anywhere.
     """
 
     name: str
@@ -87,9 +88,9 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model, or a user's own (see `own_code`), and the options of its builder.
+    """The model, or a user's own (see `own_code`), and the options of its builder.
 
-    `weights` is a file to start from, `fresh` names the parts that start anew all the same.
+    `weights` is a file to start from; `fresh` names parts that are initialised anew nevertheless.
     """
 
     name: str
@@ -104,9 +105,9 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Which optimizer; in TOML its options stand beside `name`, in the same table.
+    """The optimizer; in TOML its options are in the same table as `name`.
 
-    TOML has no null: the string "none" stands for it.
+    TOML has no null: the string "none" replaces it.
     """
 
     name: str
@@ -115,11 +116,11 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate over time; epochs may be fractions, the rate changes every step.
+    """The learning rate over time; epochs may be fractions, and the rate changes every step.
 
-    `factor` is what a milestone multiplies by; `final` is the last value of the cosine or of the
-    line, as a fraction. `warmup_share` is a warm-up as a share of the run: its last step has the
-    full rate, where that of `warmup_epochs` is just below it.
+    A milestone multiplies the rate by `factor`. `final` is the last value of the cosine or linear
+    schedule, as a fraction of the rate. `warmup_share` is the length of the warm-up as a share of
+    the run; its last step has the full rate, while that of `warmup_epochs` is just below it.
     """
 
     name: str = "constant"
@@ -149,21 +150,23 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long, in what batches, on which loss: one of `LOSSES`, or a user's own (see `own_code`).
+    """Length, batches and loss of a run: one of `LOSSES`, or a user's own (see `own_code`).
 
-    `square_k` and `square_m` are k and M of the square loss of Hui & Belkin; `label_smoothing` goes
-    with cross entropy in training, not in tests; `clip_norm` is the largest norm that all gradients
-    together may have; `context` is the length of a text example; `eval_every` counts steps
-    (default: once an epoch). Three settings matter on a GPU alone: with `deterministic` two equal
-    runs are equal bit for bit, without it they may be faster; with `graphs` forward and backward
-    pass are replayed from CUDA graphs, which gives small models the same numbers sooner; with
-    `channels_last` images lie in memory as bf16 convolutions want them.
+    `square_k` and `square_m` are k and M of the square loss of Hui & Belkin. `label_smoothing`
+    applies to cross entropy in training, not in tests. `clip_norm` limits the norm of all gradients
+    together. `context` is the length of a text example. `eval_every` counts steps; the default is
+    once an epoch.
 
-    `parallel` says how the ranks that torchrun started divide the model. It is no part of the run's
-    identity: the result is the same up to rounding, and up to dropout and batch statistics, which
-    every rank has its own of.
+    Three settings matter only on a GPU. `deterministic` makes two equal runs equal bit for bit;
+    without it they may be faster. `graphs` replays forward and backward pass from CUDA graphs,
+    which gives small models the same numbers sooner. `channels_last` is the memory format that bf16
+    convolutions prefer.
 
-    `rollback` is how often a run that diverges may go back to its last good state (see `rollback`).
+    `parallel` is how the ranks that torchrun started divide the model. It is not part of the run's
+    identity: the result is the same up to rounding, dropout and batch statistics, which each rank
+    has for itself.
+
+    `rollback` is how often a diverging run may go back to its last good state (see `rollback`).
     """
 
     epochs: int | None = None
@@ -231,7 +234,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """What is written on the side; nothing here changes a result or the run's identity.
+    """Additional outputs; nothing here changes a result or the run's identity.
 
     `weights` saves those of the trained model. `wandb` is the project of Weights & Biases to log
     to. `timing` splits the time of a step into data, forward, backward and optimizer.
@@ -249,7 +252,7 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """One run, whole."""
+    """All settings of one run."""
 
     label: str
     data: DataConfig
@@ -259,11 +262,16 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
+    @property
+    def title(self) -> str:
+        """The name of the run in messages."""
+        return f"{self.label} seed {self.train.seed}"
+
     def with_seed(self, seed: int) -> Config:
         return replace(self, train=replace(self.train, seed=seed))
 
     def as_table(self) -> Table:
-        """What determines the run, in the form of the TOML file: for records."""
+        """The settings that determine the run, in the form of the TOML file, for records."""
         table = asdict(self)
         del table["label"], table["output"], table["train"]["parallel"]
         options = table["optimizer"].pop("options")
@@ -273,7 +281,7 @@ class Config:
                 del table[section][later]
         if self.model.weights is None:
             del table["model"]["weights"], table["model"]["fresh"]
-        else:  # the same weights may lie elsewhere
+        else:  # the same weights may be in another folder
             table["model"]["weights"] = own_code.file_checksum(Path(self.model.weights))
         for section, field_name in own_code.SETTINGS:
             name = table[section][field_name]

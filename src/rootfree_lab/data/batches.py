@@ -91,7 +91,7 @@ class Batches:
         """One epoch without its first batches: the same ones that a full epoch would end with."""
         if not 0 <= batch <= len(self):
             raise DataError(f"batch must be in 0 to {len(self)}, got {batch}.")
-        # At once, not when the first batch is asked for.
+        # Drawn at once, not when the first batch is taken.
         every = torch.arange(self._count, device=self._x.device)
         if self._kind == "text" and self._augment and self._augmentation.anywhere:
             count = self._batches * self._batch_size
@@ -109,8 +109,8 @@ class Batches:
     def _examples(self) -> int:
         if self._kind != "text":
             return len(self._x)
-        # The last window needs one token more for its targets, and a random offset shifts all
-        # windows by up to a window less one.
+        # The last window needs one more token for its targets, and a random offset shifts all
+        # windows by up to context - 1.
         spare = self._context - 1 if self._augment else 0
         return max(len(self._x) - 1 - spare, 0) // self._context
 

@@ -1,8 +1,8 @@
-"""The cache: one folder an entry, with the checksum of every file, complete or absent.
+"""The cache: one folder per entry with the checksums of its files; an entry is complete or absent.
 
-An entry is prepared under a temporary name in the cache itself, written through to the disk and
-then renamed, so that a crash leaves nothing under the entry's name. A lock lets one process prepare
-an entry while others wait for it; the system releases it when a process dies.
+An entry is prepared under a temporary name in the cache, flushed to the disk and then renamed. So a
+crash leaves nothing under the entry's name. A lock lets one process prepare an entry while others
+wait for it; the system releases the lock when a process dies.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def store(prepared: Path, cache: Path, entry: str) -> Path:
         sync(folder)
     target = cache / entry
     if target.exists():
-        # Renamed first, so that what is under the entry's name is never half removed.
+        # Renamed first, so that an entry is never half removed.
         with temporary_folder(cache) as aside:
             os.replace(target, aside / "damaged")
     os.replace(prepared, target)

@@ -1,4 +1,4 @@
-"""What a loaded data set is: splits in memory, and what a model has to know of them."""
+"""A data set in memory: its splits, and what a model needs to know about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rootfree_lab.data.errors import DataError
 
-# Images whose statistics are summed at a time: bounds the memory of the wider integers.
+# How many images are summed at a time, to bound the memory of the wider integers.
 _CHUNK = 4096
 
 
@@ -148,7 +148,7 @@ def limited(dataset: Dataset, limit: int) -> Dataset:
 
 
 def fixed_permutation(count: int) -> NDArray[np.int64]:
-    """The same order everywhere, so that a split is a fact of the data set."""
+    """The same order on every machine, so that a split belongs to the data set."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return order.numpy()  # type: ignore[no-any-return]
 

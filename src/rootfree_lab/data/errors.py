@@ -1,4 +1,4 @@
-"""The error of this package, and the conversion of what file formats raise into it."""
+"""The error of this package, and a context that turns errors of file formats into it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DAMAGE = (
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong inside into a `DataError` that names the file."""
+    """Turn errors inside into a `DataError` that names the file."""
     try:
         yield
     except DataError:
@@ -42,7 +42,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def existing_folder(folder: Path, *usual: str) -> Path:
-    """The folder, if it is one; or the first of the usual folders in it, as archives make them."""
+    """The folder, or the first of the `usual` folders that archives make in it; it must exist."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {str(folder)!r}.")
     return next((folder / name for name in usual if (folder / name).is_dir()), folder)

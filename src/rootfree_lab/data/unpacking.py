@@ -1,6 +1,6 @@
-"""Compressed files, unpacked to at most a multiple of their size: a small file cannot fill a disk.
+"""Unpacks files to at most a multiple of their size, so that a small file cannot fill a disk.
 
-The data sets here shrink by factors of two to thirty.
+The data sets of this package are compressed by factors of two to thirty.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def gunzip(path: Path) -> bytes:
 
 def unpack_tar(archive: Path, keep: tuple[str, ...], target: Path) -> None:
     """Put the files of a gzipped tar archive whose paths match into the folder `target`."""
-    # Headers count too, in small blocks: tarfile takes them into memory, however long they are.
-    # What is written counts again: holes of a sparse file take no room in the archive.
+    # Headers count too, because tarfile reads them into memory however long they are. What is
+    # written counts again, because the holes of a sparse file take no space in the archive.
     allowance = Allowance(archive)
     with Counted(archive) as file, tarfile.open(fileobj=file, mode="r|") as tar:
         for member in tar:
@@ -90,6 +90,6 @@ def _write(blocks: Iterable[bytes], name: str, target: Path) -> None:
 
 
 def check_zip(path: Path) -> None:
-    """Refuse an archive whose members say that they are too large; reading checks what they say."""
+    """Refuse an archive with members of too large a size; reading checks that they have it."""
     with zipfile.ZipFile(path) as files:
         Allowance(path).take(sum(member.file_size for member in files.infolist()))

@@ -1,1 +1,1 @@
-"""Files of runs, each whole or not there: records, checkpoints, weights, locks, TOML."""
+"""Files of runs, each complete or absent: records, checkpoints, weights, locks, TOML."""

@@ -1,4 +1,4 @@
-"""Files of JSON lines: appended to whole or not at all, whoever else is writing or was killed."""
+"""Files of JSON lines. A line is appended completely or not at all, also with other writers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rootfree_lab.files.durable import in_words, sync
 def append_lines(path: Path, lines: Callable[[], bytes], *, lock: str, timeout: float = -1) -> None:
     """Append what `lines` returns; it is called when nobody else can write.
 
-    The lock is the system's: it ends with the process that has it. Raises `filelock.Timeout` where
-    it cannot be had in `timeout` seconds (negative: waits).
+    The system releases the lock when a process dies. Raises `filelock.Timeout` if the lock is not
+    free within `timeout` seconds (negative: waits for ever).
     """
     with ExitStack() as held:
         with in_words(path):
@@ -34,11 +34,11 @@ TORN = "cut off in the middle"
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """The numbers of the lines that are not empty, each with its table, or with what it is instead.
+    """The number of each line that is not empty, with its table or what is wrong with it.
 
-    A writer that was killed leaves a last line without its end, which is `TORN`.
+    A killed writer leaves an incomplete last line, which is `TORN`.
     """
-    # Bytes that are not UTF-8 spoil their own line, not the file.
+    # Bytes that are not UTF-8 affect only their own line.
     lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -63,7 +63,7 @@ def finite(value: Any) -> Any:
 
 
 def _append(path: Path, text: bytes) -> None:
-    # Without a buffer: what the system refused is not written again when the file is closed.
+    # Without a buffer, which would write again on closing what the system had refused.
     with open(path, "a+b", buffering=0) as file:
         end = _mend_tail(file)
         try:
@@ -72,21 +72,21 @@ def _append(path: Path, text: bytes) -> None:
             if end == 0:
                 sync(path.parent)
         except OSError:  # a full disk: half a line must not stay
-            # Where it has to, readers pass over it and the next writer takes it away.
+            # If it does stay, readers skip it and the next writer removes it.
             with suppress(OSError):
                 file.truncate(end)
             raise
 
 
 def _write_whole(file: Any, text: bytes) -> None:
-    """Write all of it: the system may take less at a time."""
+    """Write all of the text: a single call may write less."""
     left = memoryview(text)
     while left:
         left = left[file.write(left) :]
 
 
 def _mend_tail(file: Any) -> int:
-    """Deal with a last line that has no end: a writer was killed, or an editor left it so."""
+    """Repair a last line without its end, left by a killed writer or an editor."""
     end: int = file.seek(0, os.SEEK_END)
     if end == 0:
         return 0

@@ -1,4 +1,4 @@
-"""Checkpoints: written so that a kill at any moment leaves the old or the new one, whole."""
+"""Checkpoints; a kill at any moment leaves the complete old one or the complete new one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CheckpointError(ValueError):
 
 
 def file_name(config: Config) -> str:
-    """The name of a run's files: what a person calls it, and its identity, which is its own."""
-    # Nothing in it leads to another folder, and file systems end names at 255 bytes.
+    """The name of a run's files: its label and seed for people, its identity to be unique."""
+    # It cannot lead to another folder, and file systems limit names to 255 bytes.
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", config.label).strip("._")[:80] or "run"
     return f"{name}-seed{config.train.seed}-{config.identity()}"
 
@@ -37,18 +37,18 @@ def kept_path(path: Path, step: int) -> Path:
 
 
 def files(path: Path) -> list[Path]:
-    """All files of a run's checkpoint, what it can go back to and what killed writers left."""
+    """All files of a run's checkpoint: it, states to go back to, leftovers of killed writers."""
     return sorted(path.parent.glob(f"{path.stem}.*"))
 
 
 def remove(path: Path) -> None:
-    """Remove them."""
+    """Remove all files of a run's checkpoint."""
     for file in files(path):
         file.unlink(missing_ok=True)
 
 
 def save(path: Path, config: Config, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint; the file is the old or the new one, whole."""
+    """Write a checkpoint; the file is always the complete old or new one."""
     content = {
         "format": FORMAT,
         "identity": config.identity(),
@@ -59,7 +59,7 @@ def save(path: Path, config: Config, state: Mapping[str, Any]) -> None:
 
 
 def load(path: Path, config: Config) -> dict[str, Any]:
-    """The state saved for this very config; another config's is refused."""
+    """The state that was saved for exactly this config; that of another config is refused."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged file

@@ -1,4 +1,4 @@
-"""Files that a kill, a full disk or a power cut leaves as they were, or as they shall be, whole."""
+"""Writes files so that a kill, a full disk or a power cut leaves the complete old or new file."""
 
 from __future__ import annotations
 
@@ -13,27 +13,23 @@ from typing import Any
 class NotWritten(OSError):  # noqa: N818 (an outcome)
     """A file that could not be written; what was there before is kept."""
 
-    @classmethod
-    def of(cls, path: Path, error: OSError) -> NotWritten:
-        return cls(f"{str(path)!r} cannot be written: {error.strerror or error}")
-
 
 @contextmanager
 def in_words(path: Path) -> Iterator[None]:
-    """Turn what the system refuses into `NotWritten`; a lock that another process has is not it."""
+    """Turn errors of the system into `NotWritten`, except a lock that another process holds."""
     try:
         yield
     except (NotWritten, TimeoutError):
         raise
     except OSError as error:
-        raise NotWritten.of(path, error) from error
+        raise NotWritten(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
 
 
 def replace_file(path: Path, write: Callable[[Any], None]) -> None:
-    """Write beside, flush to the disk, then rename: the rename is the moment it changes.
+    """Write a file beside, flush it to the disk, then rename it, which is atomic.
 
-    `write` is given the open file. Raises `NotWritten` where the system refuses any of it. A link,
-    such as /dev/stdout, is followed and what it leads to written as it is; a pipe is, too.
+    `write` gets the open file. Raises `NotWritten` if the system refuses any step. The target of a
+    link, such as /dev/stdout, is written directly, and so is a pipe.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):
         with in_words(path), open(path, "wb") as file:
@@ -48,13 +44,13 @@ def replace_file(path: Path, write: Callable[[Any], None]) -> None:
                 try:
                     write(target)
                 except Exception as error:
-                    # torch.save answers a failing write with an error of its own on top.
+                    # torch.save replaces the error of a failed write by its own.
                     raise target.error or error from None
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)
         except BaseException:
-            with suppress(OSError):  # the reason for removing it is the one to be told
+            with suppress(OSError):  # the first error is the one to report
                 beside.unlink(missing_ok=True)
             raise
         sync(path.parent)
@@ -66,7 +62,7 @@ def replace_text(path: Path, text: str, *, errors: str = "strict") -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, last through a power cut, where the system can."""
+    """Make a file, or the names in a folder, survive a power cut, if the system supports that."""
     if os.name != "posix" and path.is_dir():
         return
     handle = os.open(path, os.O_RDONLY)
@@ -77,7 +73,7 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed writers left beside a file; nobody else may be writing it."""
+    """Remove leftovers of killed writers beside a file, which nobody else may be writing."""
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
         left.unlink(missing_ok=True)
 

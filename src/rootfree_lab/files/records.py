@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Add one line, whole or not at all, whoever else is writing."""
+    """Add one line, completely or not at all, also with other writers."""
     line = _line(record)
     append_lines(path, lambda: line, lock=f"{path}.lock")
 
@@ -39,7 +39,7 @@ def _line(record: Record) -> bytes:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of a file; none if it is not there. An unfinished last line is left out."""
+    """All records of a file; none if it does not exist. An incomplete last line is skipped."""
     if not path.exists():
         return []
     records: list[Record] = []
@@ -52,7 +52,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """What the run was made with."""
+    """The versions and the device of a run."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "rootfree": rootfree.__version__,
@@ -63,7 +63,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def describe(config: Config) -> Record:
-    """The part of a record that is known before the run."""
+    """The part of a record that is known before the run starts."""
     return {
         "label": config.label,
         "config": config.as_table(),

@@ -1,4 +1,4 @@
-"""One process at a time trains a run, however many were started with one output folder."""
+"""A lock, so that only one of several processes with one output folder trains a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rootfree_lab.files.checkpoints import file_name
 from rootfree_lab.files.durable import in_words
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
 
-# Between looks at whether a signal came while waiting.
+# Between checks for a signal while waiting.
 _SECONDS = 0.2
 
 
@@ -22,10 +22,10 @@ _SECONDS = 0.2
 def alone(
     out: Path, config: Config, stop: StopSignals | None = None, *, waits: bool = True
 ) -> Iterator[bool]:
-    """Be the only process that trains a run; whether another one had to be waited for.
+    """Be the only process that trains a run; whether it had to wait for another one.
 
-    The system releases the lock of a process that dies. Raises `filelock.Timeout` where another
-    one has it and this one does not wait.
+    The system releases the lock of a process that dies. Raises `filelock.Timeout` if another
+    process has the lock and this one does not wait.
     """
     path = out / "locks" / f"{file_name(config)}.lock"
     waited = False

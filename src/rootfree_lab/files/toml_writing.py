@@ -1,4 +1,4 @@
-"""Write tables as TOML that a person can read and `config_reading.read_toml` reads back."""
+"""Writes tables as readable TOML, which `config.reading.read_toml` reads back."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def toml(tables: Mapping[str, Any]) -> str:
 
 
 def write_toml(path: Path, tables: Table, *, remarks: list[str]) -> None:
-    """Write a document with remarks at its head; the file is the old or the new one, whole."""
+    """Write a document with remarks at its head; the file is always the complete old or new one."""
     head = "".join(f"# {remark}".rstrip() + "\n" for remark in remarks)
     replace_text(path, f"{head}\n{toml(tables)}")
 
 
 def _lines(table: Mapping[str, Any], prefix: str) -> list[str]:
-    """Plain values first: what follows a header in brackets belongs to it."""
+    """Plain values come first, because lines after a header in brackets belong to it."""
     lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if not _has_header(v)]
     for key, value in table.items():
         name = f"{prefix}{_key(key)}"

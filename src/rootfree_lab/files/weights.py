@@ -1,4 +1,4 @@
-"""Weights of a trained model in a file: saved at the end of a run, and where another one starts."""
+"""Weights of a trained model in a file, saved at the end of a run and loaded to start another."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def weights_path(out: Path, config: Config) -> Path:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a model's state; the file is the old or the new one, whole.
+    """Write a model's state; the file is always the complete old or new one.
 
-    Only the process that has the run's lock may call it.
+    Only the process that has the run's lock may call this.
     """
     replace_file(path, lambda file: torch.save(state, file))
     remove_leftovers(path)
 
 
 def load_(model: nn.Module, path: Path, fresh: Sequence[str]) -> None:
-    """Start the model from a file, all of it but what `fresh` names.  Changes `model`.
+    """Load a file into the model, except for the parts that `fresh` names.  Changes `model`.
 
-    A name in `fresh` is that of a parameter or a buffer, or of a module that has some.
+    A name in `fresh` is that of a parameter, a buffer, or a module with some of them.
     """
     state = model.state_dict()
     new = {name for name in state if any(_is_in(name, part) for part in fresh)}

@@ -10,7 +10,7 @@ from torch import nn
 
 from rootfree_lab.config import own_code
 from rootfree_lab.config.needed import need
-from rootfree_lab.config.reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, check_names
 from rootfree_lab.data import Dataset
 from rootfree_lab.models import graphs, language, small, timm_images, vmamba
 
@@ -73,8 +73,7 @@ def check(name: str, dataset: Dataset, options: Mapping[str, Any]) -> None:
             ["dataset"],
         )  # fmt: skip
         return
-    if name not in _MODELS:
-        raise unknown_name("the model", name, names())
+    check_names("the model", [name], _MODELS)
     builder, kinds = _MODELS[name]
     package = _package(builder)
     if package is not None:
@@ -84,9 +83,7 @@ def check(name: str, dataset: Dataset, options: Mapping[str, Any]) -> None:
             f"the model {name!r} is for data of the kind {' or '.join(kinds)}, got {dataset.kind}"
         )
     allowed = list(inspect.signature(builder).parameters)[1:]
-    for option in options:
-        if option not in allowed:
-            raise unknown_name(f"the option of the model {name!r},", option, allowed)
+    check_names(f"the option of the model {name!r},", options, allowed)
 
 
 def _package(builder: Builder) -> str | None:

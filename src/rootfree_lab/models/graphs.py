@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rootfree_lab.config.reading import unknown_name
+from rootfree_lab.config.reading import check_names
 from rootfree_lab.data import Dataset
 
 # Edges that are summed over at a time: bounds the memory of the features at their ends.
@@ -80,8 +80,7 @@ class GraphMLP(nn.Module):
         self, data: Dataset, *, hidden: int = 512, hops: int = 5, dropout: float = 0.5,
         attention: str = "jk",
     ) -> None:  # fmt: skip
-        if attention not in ("jk", "recursive"):
-            raise unknown_name("the attention of gamlp", attention, ("jk", "recursive"))
+        check_names("the attention of gamlp", [attention], ("jk", "recursive"))
         super().__init__()
         features = data.shape[0]
         self.hops, self.attention = hops, attention

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import rootfree
-from rootfree_lab.config.reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, check_names
 from rootfree_lab.optimizers.methods import METHODS, Method
 from rootfree_lab.optimizers.roles import (
     NamedParameters,
@@ -101,8 +101,7 @@ def check(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _method(name: str) -> Method:
-    if name not in METHODS:
-        raise unknown_name("the optimizer", name, names())
+    check_names("the optimizer", [name], METHODS)
     return METHODS[name]
 
 
@@ -119,8 +118,7 @@ def _apart(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str, 
     theirs = own.pop("companion_options", {})
     allowed = ["none", *(other for other, each in METHODS.items() if not each.is_matrix)]
     allowed += [_GROUPS] if method.is_ours and method.is_matrix else []
-    if companion not in allowed:
-        raise unknown_name("the companion", str(companion), allowed)
+    check_names("the companion", [str(companion)], allowed)
     if companion != "none" and not method.is_matrix:
         raise ConfigError(
             f"{name} takes every parameter, so companion must be 'none', got {companion!r}"
@@ -129,8 +127,8 @@ def _apart(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str, 
         raise ConfigError(f"companion_options must be a table, got {theirs!r}")
     if theirs and companion == "none":
         raise ConfigError("companion_options are given, but companion is 'none'")
-    if companion == _GROUPS and (unknown := [key for key in theirs if key != "lr"]):
-        raise unknown_name(f"the option of the companion {_GROUPS},", unknown[0], ["lr"])
+    if companion == _GROUPS:
+        check_names(f"the option of the companion {_GROUPS},", theirs, ["lr"])
     return own, companion, dict(theirs)
 
 

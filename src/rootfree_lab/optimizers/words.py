@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rootfree_lab.config.reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, check_names
 from rootfree_lab.optimizers.methods import METHODS
 
 _PLACE = re.compile(r"(1 - )?(\w+)(?:\[(\d)\])?\Z")
@@ -28,9 +28,8 @@ def translated(
     prefix = ("companion", "companion_options") if METHODS[name].is_matrix else ()
     allowed = list(dict.fromkeys([*own, *words, *prefix]))
     values: dict[str, Any] = {}
+    check_names(f"the option of {name},", options, allowed)
     for key, value in options.items():
-        if key not in allowed:
-            raise unknown_name(f"the option of {name},", key, allowed)
         if key in own:
             if isinstance(signature[key].default, float):
                 _check_number(name, key, value)

@@ -1,8 +1,8 @@
-"""Work side by side in processes: a pool that outlives the death of a worker and says who died.
+"""A pool of processes that survives the death of a worker and reports it.
 
-A worker calls one function with one piece of work after the other. While it works it can tell the
-pool's owner something, or ask and wait for the answer. A worker ends when its owner is gone, in the
-way that SIGTERM ends it.
+A worker calls one function with one piece of work after the other. While it works, it can send the
+pool's owner a message, or a question whose answer it waits for. When its owner is gone, a worker
+ends as after SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 class Channel:
-    """A worker's line to the owner of the pool."""
+    """A worker's connection to the owner of the pool."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -33,7 +33,7 @@ class Channel:
         self._connection.send(("told", message))
 
     def ask(self, message: Any) -> Any:
-        """Say something and wait for the answer."""
+        """Send a message and wait for the answer."""
         self._connection.send(("asked", message))
         return self._connection.recv()
 
@@ -43,7 +43,7 @@ Work = Callable[[Any, Channel], Any]
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a worker did: told, asked (answer it), done, or died."""
+    """An event of a worker: told, asked (answer it), done, or died."""
 
     kind: str
     item: Any
@@ -70,7 +70,7 @@ class _Worker:
 
 
 class Pool:
-    """So many workers at most, started when there is work for them."""
+    """At most `jobs` workers, started when there is work for them."""
 
     def __init__(self, work: Work, jobs: int) -> None:
         self.jobs = jobs
@@ -83,7 +83,7 @@ class Pool:
 
     def __exit__(self, *error: object) -> None:
         for worker in self._workers:
-            if error[0] is not None:  # nobody waits for what they are doing
+            if error[0] is not None:  # nobody needs their results
                 worker.process.kill()
             worker.end()
         self._workers = []
@@ -94,18 +94,18 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """How many items more could be worked on."""
+        """How many more items could be submitted."""
         return self.jobs - len(self.running)
 
     def submit(self, item: Any) -> None:
-        """Have a free worker do this."""
+        """Give an item to a free worker."""
         assert self.free, "all workers are busy"
         idle = [worker for worker in self._workers if not worker.busy]
         worker = idle[0] if idle else _Worker(self._work, self._threads)
         if not idle:
             self._workers.append(worker)
         worker.item, worker.busy = item, True
-        with suppress(OSError):  # it died in the meantime, as `events` will say
+        with suppress(OSError):  # it has died, which `events` will report
             worker.connection.send(item)
 
     def answer(self, item: Any, content: Any) -> None:
@@ -115,19 +115,19 @@ class Pool:
             worker.connection.send(content)
 
     def retire_idle(self) -> None:
-        """End the workers that have nothing to do, with all the memory that they hold."""
+        """End idle workers, which frees all their memory."""
         for worker in [w for w in self._workers if not w.busy]:
             self._workers.remove(worker)
             worker.end()
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM to all that are busy."""
+        """Send SIGTERM to all busy workers."""
         for worker in self._workers:
             if worker.busy:
                 worker.process.terminate()
 
     def events(self, seconds: float) -> list[Event]:
-        """What has happened, waiting so long at most for something to happen."""
+        """The events so far; waits at most this long for the first one."""
         busy = {worker.connection: worker for worker in self._workers if worker.busy}
         ready = wait(list(busy), seconds) if busy else []
         return [self._event(busy[each]) for each in ready if isinstance(each, Connection)]
@@ -151,16 +151,16 @@ def _how(code: int | None) -> str:
 
 
 def _serve(work: Work, connection: Any, threads: int) -> None:
-    """A worker's life."""
+    """The main loop of a worker."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # Ctrl-C is for the owner, who asks the workers to stop
     threading.Thread(target=_end_with_the_owner, daemon=True).start()
     torch.set_num_threads(threads)
     channel = Channel(connection)
-    with suppress(EOFError, OSError, KeyboardInterrupt):  # the owner has closed the line
+    with suppress(EOFError, OSError, KeyboardInterrupt):  # the owner has closed the connection
         while True:
             connection.send(("done", work(connection.recv(), channel)))
-            if torch.cuda.is_initialized():  # others may need what this one has kept
+            if torch.cuda.is_initialized():  # other workers may need the memory
                 gc.collect()
                 torch.cuda.empty_cache()
 
@@ -173,7 +173,7 @@ def _end_with_the_owner() -> None:
 
 
 def each(work: Work, items: Sequence[Item], jobs: int) -> Iterator[tuple[Item, Any]]:
-    """Items with their results, in the order in which they end; where a worker died, why it did."""
+    """Items with their results in the order in which they end, or with why their worker died."""
     waiting = list(items)
     with Pool(work, jobs) as pool:
         while waiting or pool.running:

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination: asked once, training stops where it can be resumed."""
+"""Ctrl-C and SIGTERM: after the first signal, training stops where it can be resumed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error)
-    """The run was asked to stop, and has left a checkpoint."""
+    """The run was asked to stop, and has saved a checkpoint."""
 
     def __init__(self, signum: int, checkpoint: Path | None) -> None:
         super().__init__(f"stopped; continue with --resume ({checkpoint})")
@@ -19,14 +19,14 @@ class Interrupted(Exception):  # noqa: N818 (not an error)
 
 
 class StopSignals:
-    """Inside this context SIGINT and SIGTERM are noted; the second one interrupts at once."""
+    """Inside this context SIGINT and SIGTERM are noted; a second signal interrupts at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():  # elsewhere it is not allowed
+        if threading.current_thread() is threading.main_thread():  # other threads may not do this
             for signum in (signal.SIGINT, signal.SIGTERM):
                 self._old[signum] = signal.signal(signum, self._note)
         return self

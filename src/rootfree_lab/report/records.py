@@ -1,4 +1,4 @@
-"""Reading records: one JSON object a line, one line a run, whatever state the file was left in."""
+"""Reads records: one JSON object per line and run, also from damaged files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def read(source: Path) -> tuple[list[Run], list[str]]:
 
 
 def as_run(content: dict[str, Any], source: str = "") -> Run:
-    """What a record tells; whatever it lacks is empty."""
+    """The run of a record; missing parts are empty."""
     config = _table(content.get("config"))
     curve = _curve(content.get("curve"))
     final = _table(content.get("final"))
@@ -118,8 +118,8 @@ def _curve(value: Any) -> dict[str, Array]:
         key: np.array([_number(point.get(key)) for point in points], dtype=np.float64)
         for key in (*AXES, *METRICS)
     }
-    # A run is over where one of its losses stops being a number: the error of such a network,
-    # though it can be counted, is that of guessing.
+    # A run ends where one of its losses is no longer a number. Such a network still has an error
+    # that can be counted, but it is that of guessing.
     over = np.logical_or.accumulate(np.any([np.isinf(curve[m]) for m in METRICS], axis=0))
     return curve | {m: np.where(over & ~np.isnan(curve[m]), np.inf, curve[m]) for m in METRICS}
 
@@ -134,7 +134,7 @@ def _final(final: Mapping[str, Any], curve: Mapping[str, Array], metric: str) ->
 
 
 def _number(value: Any) -> float:
-    """Missing is nan; a number that is none (a loss that overflowed) is inf, so that it shows."""
+    """A missing number is nan; one that is not finite (a loss that overflowed) is inf."""
     if isinstance(value, str) and value.strip().lower().lstrip("+-") in ("nan", "inf", "infinity"):
         return math.inf  # how writers of strict JSON spell them
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -41,7 +41,7 @@ def median(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Series:
-    """One run's metric against one axis; `diverged` tells that it ended in a value that is none."""
+    """A metric of one run against one axis; `diverged`: its last value was not finite."""
 
     x: Array
     y: Array
@@ -72,12 +72,12 @@ class Band:
 def band(runs: Sequence[Series], clocks: Sequence[Series] | None = None) -> Band:
     """Median and spread of curves: min to max, from five runs on the quartiles.
 
-    With `clocks`, each run's time against the x of `runs`, the result is over time: what the runs
-    had reached at a step, at the median time of that step. (Runs compared at equal times would end
-    at different ones, and the last part of the curve would be that of the slowest run.)
+    `clocks` are the times of each run against the x of `runs`. With them, the result is over time:
+    the values at a step are drawn at the median time of that step. (Runs that are compared at equal
+    times end at different steps, and the last part of the curve would be that of the slowest run.)
 
-    Each run is interpolated linearly between its own points and never beyond them. The band reaches
-    as far as at least half of the runs do: the median of a minority would be that of the survivors.
+    Each run is interpolated linearly between its own points, never beyond them. The band ends where
+    fewer than half of the runs continue: the median of a minority would be that of the survivors.
     """
     total = len(runs)
     empty = np.empty(0)

@@ -1,4 +1,4 @@
-"""What a run needs, looked for before it is built."""
+"""Checks of what a run needs, before it is built."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dataset_of(config: DataConfig) -> Any:
 
 
 def check(config: Config) -> None:
-    """Raise where the data or a package are not there, or a name or an option is unknown.
+    """Raise if data or a package is missing, or if a name or an option is unknown.
 
     Builds nothing.
     """

@@ -1,4 +1,4 @@
-"""Where a run takes place."""
+"""The device of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rootfree_lab.config.reading import ConfigError
 
 
 def choose_device(name: str, setting: str = "train.device") -> torch.device:
-    """`auto` is a GPU where there is one; `setting` is where it was given, for messages."""
+    """The device of this name; `auto` prefers a GPU. Error messages name the `setting`."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():

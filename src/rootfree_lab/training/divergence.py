@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-# Steps whose mean loss is looked at: fewer are too noisy.
+# The number of steps whose mean loss is judged; fewer are too noisy.
 WINDOW = 20
 
 
@@ -17,17 +16,17 @@ class Diverged(ArithmeticError):  # noqa: N818 (an outcome)
 
 
 def far_above(loss: float, *, first: float, lowest: float) -> bool:
-    """Whether a mean loss is far above what it was.
+    """Whether a mean loss is far above earlier ones.
 
-    It exceeds the loss of the first step by as much as that is itself, or by as much as the loss
-    has fallen since, whichever is more: it is twice the first loss where losses are positive.
+    The limit is the loss of the first step plus its magnitude, or plus the amount by which the loss
+    has fallen since if that is more. For positive losses it is twice the first loss.
     """
     return loss > first + max(abs(first), first - lowest)
 
 
 @dataclass
 class Losses:
-    """The mean losses of a run so far; the sum stays on the device until it is looked at."""
+    """The mean losses of a run so far; the sum stays on the device until it is judged."""
 
     first: Tensor | None = None
     lowest: float = math.inf  # mean of some steps
@@ -37,13 +36,13 @@ class Losses:
 
     def count(self, loss: Tensor) -> None:
         """Add a step's loss."""
-        # Not a mean: a run may be lost within its first few steps.
+        # A single loss, not a mean: a run may diverge within its first few steps.
         self.first = loss.detach().double() if self.first is None else self.first
         self.sum = self.sum + loss.detach().double()
         self.steps += 1
 
     def look(self, done: int) -> None:
-        """Raise `Diverged` where the mean of the last steps is far above what it was."""
+        """Raise `Diverged` if the mean loss of the last steps is far above earlier ones."""
         if self.first is None or self.steps < WINDOW:
             return
         mean, first = float(self.sum) / self.steps, float(self.first)
@@ -54,7 +53,3 @@ class Losses:
             )
         self.lowest, self.sum, self.steps = min(self.lowest, mean), 0.0, 0
         self.judged = done
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return dict(vars(self))

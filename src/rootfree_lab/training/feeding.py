@@ -1,4 +1,4 @@
-"""What the training loop is fed: batches of any kind of data in one form."""
+"""The batches of a training loop, in one form for every kind of data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rootfree_lab import data
 from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.config.settings import TrainConfig
 
-# Batches of a test are so many times as large as those of training.
+# How many times larger the batches of a test are than those of training.
 _TEST_BATCHES = 4
 
 
@@ -27,12 +27,15 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """What makes the batches of an epoch: how many, of how many loss terms, from any one on."""
+class Source:
+    """The batches of an epoch: their number, the loss terms of each, and an iterator over them."""
 
     count: int
     terms: int
     starting_at: Callable[[int], Iterator[Batch]]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.starting_at(0)
 
 
 class Feed:
@@ -79,7 +82,7 @@ class Feed:
         return next(self._iterator)
 
     def shuffle(self, seed: int) -> None:
-        """Begin an epoch here, in an order of its own."""
+        """Begin a new epoch now, in an order that depends on the seed alone."""
         self._generator.manual_seed(seed)
         self._begin_epoch()
 
@@ -93,26 +96,19 @@ class Feed:
         self._begin_epoch(position["taken"])
 
 
-class TestFeed:
-    """The test set, the same batches each time: larger ones, since nothing is kept of them.
+def in_order(
+    dataset: Any, config: TrainConfig, device: torch.device, *,
+    by_nodes: bool = False, part: str = "test",
+) -> Source:  # fmt: skip
+    """All examples of a part of the data, "test" or "train", in their order and unchanged.
 
-    With `part` "train" all of the training data, in its order and unchanged.
+    The batches are larger than in training, since nothing of them is kept for a backward pass.
     """
-
-    __test__ = False  # not a test case
-
-    def __init__(
-        self, dataset: Any, config: TrainConfig, device: torch.device, *,
-        by_nodes: bool = False, part: str = "test",
-    ) -> None:  # fmt: skip
-        config = replace(config, batch_size=_TEST_BATCHES * config.batch_size)
-        self._source = _source(
-            dataset, part, config, device, by_nodes=by_nodes,
-            generator=torch.Generator(), augment=False, drop_last=False, shuffle=False,
-        )  # fmt: skip
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._source.starting_at(0)
+    config = replace(config, batch_size=_TEST_BATCHES * config.batch_size)
+    return _source(
+        dataset, part, config, device, by_nodes=by_nodes,
+        generator=torch.Generator(), augment=False, drop_last=False, shuffle=False,
+    )  # fmt: skip
 
 
 def _source(
@@ -123,8 +119,8 @@ def _source(
     *,
     by_nodes: bool,
     **options: Any,
-) -> _Source:
-    """What makes the batches of a part of the data, "train" or "test"; a graph is on the device."""
+) -> Source:
+    """The batches of a part of the data, "train" or "test"; a graph is on the device already."""
     always: tuple[Tensor, ...] = ()  # arguments of the model that all batches share
     split, size = getattr(dataset, part), config.batch_size
     if dataset.kind == "graph":
@@ -134,10 +130,10 @@ def _source(
         if not by_nodes:
             # One batch: all nodes go through the model, the chosen ones have targets.
             whole = Batch((graph.features, graph.edges), graph.labels[nodes], nodes)
-            return _Source(1, len(nodes), lambda first: iter([whole][first:]))
+            return Source(1, len(nodes), lambda first: iter([whole][first:]))
         split = data.Split(nodes, graph.labels[nodes])
         always = (graph.features, graph.edges)
-        # Numbers of nodes are examples as rows of a table are.
+        # The indices of nodes are examples, like the rows of a table.
         dataset, size = replace(dataset, kind="tabular"), min(size, len(nodes))
     if dataset.kind == "text" and config.context < 1:
         raise ConfigError("train.context must be at least 1 for text, got 0")
@@ -146,8 +142,8 @@ def _source(
     )
 
     def starting_at(first: int) -> Iterator[Batch]:
-        # Not a generator function: what is random is drawn at once.
+        # Not a generator function, so that random numbers are drawn at once.
         rest = batches.starting_at(first)
         return (Batch((*always, x), y) for x, y in rest)
 
-    return _Source(len(batches), size * max(config.context, 1), starting_at)
+    return Source(len(batches), size * max(config.context, 1), starting_at)

@@ -1,4 +1,4 @@
-"""Losses: each averages over `terms(target)` loss terms, which is the optimizers' B."""
+"""Losses: each averages over its targets (images, rows, nodes, tokens), whose number is B."""
 
 from __future__ import annotations
 
@@ -81,12 +81,7 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.mse_loss(outputs.float().reshape(targets.shape), targets)
 
 
-def terms(target: Tensor) -> int:
-    """How many loss terms a batch averages: images, rows, nodes; tokens for text."""
-    return target.numel()
-
-
 @torch.no_grad()
 def count_correct(outputs: Tensor, labels: Tensor) -> Tensor:
-    """How many examples the largest output is right about; stays on the device."""
+    """For how many examples the largest output is the label; stays on the device."""
     return (outputs.argmax(-1) == labels).sum()

@@ -37,7 +37,7 @@ class Schedule:
                 f"schedule.warmup_epochs must be shorter than the run of "
                 f"{total / steps_per_epoch:g} epochs, got {config.warmup_epochs!r}"
             )
-        # The first step is not lost on a rate of zero, and the last one is just below full.
+        # The first step has a rate above zero, and the last one of the ramp is just below full.
         ramp = warmup + 1
         if config.warmup_share:
             warmup = ramp = max(1, round(config.warmup_share * total))

@@ -1,7 +1,7 @@
-"""A run on several ranks, as `torchrun` starts them: who they are, and what they share.
+"""A run on several ranks started by `torchrun`.
 
-Every rank is fed the same batches and takes its part of each, so that the data are those of one
-process, whatever the number of ranks. Checkpoints are those of one process too.
+Every rank draws the same batches and takes its part of each. So the data, and the checkpoints too,
+are those of a single process, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import rootfree
 from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.training.feeding import Batch
 
-# torch.distributed's larger parts are imported where they are needed: one process needs none.
+# The larger parts of torch.distributed are imported on use: a single process needs none of them.
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the run; alone without `train.parallel`."""
+    """This process among the ranks of the run; it is alone without `train.parallel`."""
 
     mode: str = "none"
     rank: int = 0
@@ -35,7 +35,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and prints."""
+        """Whether this is the rank that writes and prints."""
         return self.rank == 0
 
     @property
@@ -43,7 +43,7 @@ class Ranks:
         return self.mode == "none"
 
     def part(self, batch: Batch) -> Batch:
-        """What this rank takes of a batch."""
+        """This rank's part of a batch."""
         if self.alone:
             return batch
         rows = len(batch.target) // self.world
@@ -52,7 +52,7 @@ class Ranks:
         return replace(batch, inputs=inputs, target=batch.target[mine])
 
     def wrapped(self, model: nn.Module) -> nn.Module:
-        """The model as its kind of parallelism wants it."""
+        """The model, wrapped or sharded for its kind of parallelism."""
         if self.mode == "ddp":
             return DistributedDataParallel(model)
         if self.mode in ("fsdp2", "hsdp"):
@@ -76,7 +76,7 @@ class Ranks:
         return init_device_mesh(kind, shape, mesh_dim_names=names)
 
     def largest(self, number: int) -> int:
-        """The largest of what the ranks have; no device waits for it."""
+        """The largest number of all ranks; exchanged between hosts, so that no device waits."""
         if self.alone:
             return number
         found = torch.tensor(number)
@@ -84,19 +84,19 @@ class Ranks:
         return int(found)
 
     def add_up_(self, *tensors: Tensor) -> None:
-        """Replace numbers by their sums over the ranks."""
+        """Replace tensors by their sums over the ranks."""
         for tensor in tensors if not self.alone else ():
             dist.all_reduce(tensor)
 
     def gathered(self, content: Any) -> list[Any]:
-        """What every rank has."""
+        """The content of every rank, in the order of the ranks."""
         found: list[Any] = [content] * self.world
         if not self.alone:
             dist.all_gather_object(found, content, group=self.hosts)
         return found
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """The state of the model as one process has it. All ranks must ask."""
+        """The full state of the model, as a single process has it. All ranks must call this."""
         if self.alone:
             return model.state_dict()
         from torch.distributed.checkpoint import state_dict as states
@@ -106,7 +106,7 @@ class Ranks:
         )
 
     def load_model(self, model: nn.Module, state: dict[str, Any]) -> None:
-        """Put back what `model_state` gave."""
+        """Load a state that `model_state` returned."""
         if self.alone:
             model.load_state_dict(state)
             return
@@ -117,18 +117,18 @@ class Ranks:
         )
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state of an optimizer as one process has it. All ranks must ask."""
+        """The full state of an optimizer, as a single process has it. All ranks must call this."""
         return optimizer.state_dict() if self.alone else rootfree.full_state_dict(optimizer)
 
     def load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """Put back what `optimizer_state` gave."""
+        """Load a state that `optimizer_state` returned."""
         if not self.alone and not isinstance(optimizer, rootfree.RootFreeOptimizer):
             state = _sharded_like(optimizer, state)
         optimizer.load_state_dict(dict(state))
 
 
 def _sharded_like(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """State for an optimizer of torch, which takes it as it is: sharded like the parameters."""
+    """The state sharded like the parameters, for optimizers of torch, which do not shard it."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -144,7 +144,7 @@ def _sharded_like(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, A
 
 
 def start(mode: str, device: torch.device, *, batch_size: int) -> tuple[Ranks, torch.device]:
-    """The ranks of a run, connected, and the device of this one."""
+    """Connect the ranks of a run; they, and the device of this one."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if mode == "none":
         if world > 1:
@@ -174,9 +174,9 @@ def start(mode: str, device: torch.device, *, batch_size: int) -> tuple[Ranks, t
 
 
 def _connect(backend: str) -> None:
-    """Meet the other ranks of this start.
+    """Connect with the other ranks of this start.
 
-    When torchrun starts ranks again, its store may still have the addresses of the dead.
+    After a restart, torchrun's store may still have the addresses of ranks that have died.
     """
     from torch.distributed.rendezvous import rendezvous
 
@@ -187,5 +187,5 @@ def _connect(backend: str) -> None:
 
 
 def speaks() -> bool:
-    """Whether this process prints: of those that torchrun started the first one."""
+    """Whether this process prints: only the first of those that torchrun started does."""
     return int(os.environ.get("RANK", "0")) == 0

@@ -1,4 +1,4 @@
-"""Forward and backward pass of a training step: as usual, or replayed from CUDA graphs."""
+"""Forward and backward pass of a training step, run normally or replayed from CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.training.feeding import Batch
 
-# Steps as usual before the passes are recorded: libraries set themselves up, gradients are made.
+# Normal steps before the passes are recorded, in which libraries initialise and gradients are made.
 _FIRST = 3
 
 
@@ -22,14 +22,14 @@ Forward = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 class Passes:
-    """The passes as usual."""
+    """The passes, run normally."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._loss: Tensor | None = None
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Outputs and loss of a batch, to be looked at only."""
+        """Outputs and loss of a batch, detached."""
         outputs, self._loss = self._forward(batch)
         return outputs.detach(), self._loss.detach()
 
@@ -50,10 +50,10 @@ class _Recorded:
 
 
 class GraphedPasses(Passes):
-    """The same kernels, each pass in one launch: for models that are mostly launches.
+    """The same kernels with one launch per pass, for models whose steps are mostly launches.
 
-    All batches must have one shape, and gradients must be None when a step begins. The results are
-    those of `Passes`, bit for bit; the first steps are that.
+    All batches must have one shape, and gradients must be None when a step begins. The first steps
+    run normally; the results are those of `Passes`, bit for bit.
     """
 
     def __init__(self, forward: Forward, model: nn.Module) -> None:
@@ -83,10 +83,10 @@ class GraphedPasses(Passes):
             p.grad = gradient
 
     def _record(self, batch: Batch) -> _Recorded:
-        """Nothing runs while it is recorded: neither numbers nor statistics change."""
+        """Record both passes; this runs nothing, so neither numbers nor statistics change."""
         fixed = Batch(tuple(x.clone() for x in batch.inputs), batch.target.clone())
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        gc.collect()  # graphs of runs before this one: their end would spoil the recording
+        gc.collect()  # destroys graphs of earlier runs, which would break the recording later
         try:
             with torch.cuda.graph(forward):
                 outputs, loss = self._forward(fixed)

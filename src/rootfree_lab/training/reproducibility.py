@@ -32,7 +32,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put back what `random_state` gave."""
+    """Restore states that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -44,10 +44,11 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def deterministic_algorithms(wanted: bool, device: torch.device) -> Iterator[None]:
-    """Deterministic kernels inside: always on the CPU, where they cost nothing.
+    """Use deterministic kernels inside if `wanted`, and always on a CPU, where they cost nothing.
 
-    On a GPU an operation that has none is an error (see `allow_other_kernels`). Without `wanted` a
-    GPU runs the kernels that it finds to be fastest, and two equal runs differ in the last bits.
+    On a GPU, an operation without a deterministic kernel is an error (see `allow_other_kernels`).
+    If not `wanted`, a GPU runs the kernels that it finds to be fastest, and two equal runs differ
+    in the last bits.
     """
     wanted = wanted or device.type == "cpu"
     if wanted and device.type == "cuda":
@@ -60,9 +61,9 @@ def deterministic_algorithms(wanted: bool, device: torch.device) -> Iterator[Non
     old_benchmark = torch.backends.cudnn.benchmark
     try:
         if wanted:
-            # Attention has deterministic kernels, which are chosen only where all have to be.
+            # The deterministic kernels of attention are chosen only in this mode.
             torch.use_deterministic_algorithms(True, warn_only=device.type == "cpu")
-            # Filling fresh memory is for debugging and costs a pass over every buffer.
+            # Filling new memory is for debugging, and costs a pass over every buffer.
             memory.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = not wanted
         yield
@@ -73,7 +74,7 @@ def deterministic_algorithms(wanted: bool, device: torch.device) -> Iterator[Non
 
 
 def allow_other_kernels(reason: str) -> None:
-    """Inside `deterministic_algorithms`: go on with what is deterministic, and say what is not."""
+    """Inside `deterministic_algorithms`: allow operations that are not, and warn about them."""
     warnings.warn(
         f"two equal runs may differ in the last bits on this device: {reason}", stacklevel=2
     )

@@ -1,9 +1,9 @@
-"""After divergence: back to the last good state, with half the step and other batches.
+"""After divergence, a run goes back to its last good state, with half the step and other batches.
 
-States are kept when a run is evaluated, as files beside the checkpoint. One is good when a look at
-the losses that came after it, or with it, has found nothing (`divergence`). For N rollbacks the
-last N good states are kept, and one of which it is not known yet. What a rollback changes is part
-of the checkpoint and of the record, so a run that is killed goes on as if it had not been.
+States are kept when a run is evaluated, as files beside the checkpoint. A state is good once the
+losses at or after it have been judged and found normal (see `divergence`). For N rollbacks, the
+last N good states are kept, and one that has not been judged yet. What a rollback changes is part
+of the checkpoint and of the record, so a killed run continues as if it had not been killed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ FACTOR = 0.5
 
 
 def keep_state(session: Session, path: Path) -> None:
-    """Keep the state of this step beside the checkpoint; the oldest one goes.
+    """Keep the state of this step beside the checkpoint, and drop the oldest one.
 
-    Nothing is kept while it is not known whether the last one is good, nor where it cannot be.
+    Nothing is kept before the last state has been judged, or if this state cannot be good.
     """
     allowed, before = session.config.train.rollback, session.kept
     if not allowed or (before and before[-1] > session.losses.judged):
         return
     if not all(bool(p.isfinite().all()) for p in session.model.parameters()):
-        return  # lost in the last step: its loss was that of the parameters before
+        return  # the last step diverged; its loss is that of the parameters before it
     session.kept = [*before[-allowed:], session.done]
     with session.watch.paused():
         try:
@@ -45,10 +45,10 @@ def keep_state(session: Session, path: Path) -> None:
 
 
 def go_back(session: Session, path: Path, error: Diverged) -> bool:
-    """Go to the last good state; False where no rollback is left, and nothing has changed.
+    """Go back to the last good state; False, with nothing changed, if no rollback is left.
 
-    A run that diverges again before another state was good goes one state further back. So does
-    one whose state cannot be read.
+    A run goes one state further back if it diverges again before another state is good, or if a
+    state cannot be read.
     """
     taken, kept = session.rollbacks, session.kept
     good = [step for step in kept if step <= session.losses.judged]
@@ -62,16 +62,15 @@ def go_back(session: Session, path: Path, error: Diverged) -> bool:
         if saved is None:
             return False
         entry = {"step": session.done, "to": left[-1], "factor": factor, "reason": str(error)}
-        # Time that was lost is time that was spent.
+        # Lost time counts as time spent.
         session.restore({**saved, "seconds": session.watch.totals})
         session.rollbacks, session.kept = [*taken, entry], left
         session.draw_anew(len(session.rollbacks))
-        # Before what it was made from goes: a run that is killed here finds one or the other.
+        # Saved before the states that it came from are removed: a killed run finds one of the two.
         checkpoints.save(path, session.config, session.state())
         _remove(path, [step for step in kept if step not in left])
     typer.echo(
-        f"{session.config.label} seed {session.config.train.seed}: {error}; back to step "
-        f"{left[-1]}, learning rate × {factor:g}",
+        f"{session.config.title}: {error}; back to step {left[-1]}, learning rate × {factor:g}",
         err=True,
     )
     return True

@@ -30,7 +30,7 @@ from rootfree_lab.training.watching.loggers import loggers
 from rootfree_lab.training.watching.measures import PARTS, reset_peak
 from rootfree_lab.training.watching.progress import Watcher
 
-# Steps between looks at the loss: each look waits for the device.
+# Steps between checks of the loss, each of which waits for the device.
 CHECK_EVERY = 20
 
 
@@ -40,7 +40,7 @@ def records_path(out: Path) -> Path:
 
 
 def make_output_folder(out: Path) -> None:
-    """Make the output folder, before hours of training find out that it cannot be written."""
+    """Make the output folder now, so that hours of training do not end with a write error."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         writable = os.access(out, os.W_OK)
@@ -51,7 +51,7 @@ def make_output_folder(out: Path) -> None:
 
 
 def finished_record(out: Path, config: Config) -> Record | None:
-    """The record of this very run, if it has come to its end: trained through, or diverged."""
+    """The record of exactly this run, if it was completed or has diverged."""
     found = None
     for record in read_records(records_path(out)):
         kind = (record.get("failure") or {}).get("kind")
@@ -72,17 +72,17 @@ def train(
 ) -> Record:
     """Run to the end, append the record to the folder's records file and return it.
 
-    `keep` puts the record elsewhere instead; the checkpoint goes when it returns.
+    `keep` stores the record elsewhere instead; the checkpoint is removed when it returns.
 
     One process at a time trains a run: others wait, and return its record. With `resume`, a run
-    that has a record is not trained again. A diverged run is recorded too, as not completed. Where
-    `stop` has received a signal the run leaves a checkpoint and raises `Interrupted`.
+    that has a record is not trained again. A diverged run is recorded too, as not completed. When
+    `stop` receives a signal, the run saves a checkpoint and raises `Interrupted`.
     """
     make_output_folder(out)
     device = choose_device(config.train.device)
     mode, batch_size = config.train.parallel, config.train.batch_size
     ranks, device = parallel.start(mode, device, batch_size=batch_size)
-    # Of several ranks the first one looks, and the others do what it does.
+    # The first rank looks for a record; the others do what it does.
     with alone(out, config, stop) if ranks.first else nullcontext(False) as waited:
         looks = ranks.first and (resume or waited)
         done = ranks.gathered(finished_record(out, config) if looks else None)[0]
@@ -95,7 +95,7 @@ def train(
 
 
 def train_or_resume(config: Config, **how: Any) -> Record:
-    """Train from the checkpoint where there is one; anew where its optimizer cannot be resumed."""
+    """Train from the checkpoint if there is one; anew if its optimizer cannot be resumed."""
     try:
         return train(config, resume=True, **how)
     except checkpoints.CheckpointError:
@@ -142,7 +142,7 @@ def _train(
 
 
 def _remove(path: Path) -> None:
-    """Remove the checkpoint of a recorded run: that it cannot be removed is no failure of it."""
+    """Remove the checkpoint of a recorded run; failing to do so is not a failure of the run."""
     try:
         checkpoints.remove(path)
     except OSError as error:
@@ -150,7 +150,7 @@ def _remove(path: Path) -> None:
 
 
 def sweep(out: Path, config: Config) -> None:
-    """Remove the checkpoint that a recorded run has left: its process was killed at the end."""
+    """Remove the checkpoint of a recorded run whose process was killed before it could."""
     path = checkpoints.checkpoint_path(out, config)
     if checkpoints.files(path):
         with suppress(Timeout), alone(out, config, waits=False):
@@ -195,7 +195,7 @@ def _run_to_the_end(
             if not last:
                 keep_state(session, path)
         due = time.monotonic() - saved_at >= 60 * config.output.checkpoint_minutes
-        # A signal, 0 for a checkpoint, or -1. All ranks do what one of them has to.
+        # A signal, 0 for a checkpoint, or -1 for neither; all ranks take the largest.
         signum = None if stop is None else stop.received
         now = session.ranks.largest(signum or (0 if due else -1))
         if not last and now >= 0:
@@ -209,7 +209,7 @@ def _run_to_the_end(
 
 
 def _checkpoint(path: Path, config: Config, state: dict[str, Any], *, last: bool) -> None:
-    """Save a checkpoint. Where it is not the `last`, a full disk does not end weeks of training."""
+    """Save a checkpoint. Unless it is the `last`, a full disk does not end the training."""
     try:
         checkpoints.save(path, config, state)
     except OSError as error:

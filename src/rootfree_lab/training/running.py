@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rootfree_lab.training.losses import count_correct, terms
+from rootfree_lab.training.losses import count_correct
 from rootfree_lab.training.parallel import Ranks
 
 
 @dataclass
 class Running:
-    """Losses and right answers; on the device, so that no step waits for them."""
+    """Losses and correct answers, kept on the device so that no step waits for them."""
 
     loss: Tensor
     correct: Tensor
@@ -30,7 +30,7 @@ class Running:
 
     @classmethod
     def restored(cls, state: dict[str, Any], device: torch.device, ranks: Ranks) -> Running:
-        """The sums that `state` gave; what ranks count together is counted by the first alone."""
+        """The sums that `state` returned; sums over all ranks are restored on the first alone."""
         loss, correct = state["loss"].to(device), state["correct"].to(device)
         count, steps = state["counts"]
         if not ranks.first:
@@ -42,15 +42,15 @@ class Running:
         return {"loss": self.loss, "correct": self.correct, "counts": [self.terms, self.steps]}
 
     def count(self, loss: Tensor, outputs: Tensor, target: Tensor | None) -> None:
-        """Add a step; without a target nothing is right or wrong."""
+        """Add a step; without a target, only its loss."""
         self.loss += loss
         self.steps += 1
         if target is not None:
             self.correct += count_correct(outputs, target)
-            self.terms += terms(target)
+            self.terms += target.numel()
 
     def of_all(self, ranks: Ranks) -> Running:
-        """The mean loss of all ranks, and their sums of the rest; all of them must ask."""
+        """The mean loss of all ranks, and the sums of the rest. All ranks must call this."""
         if ranks.alone:
             return self
         loss, correct = self.loss / ranks.world, self.correct.clone()
@@ -62,5 +62,5 @@ class Running:
         return self.loss.item() / max(self.steps, 1)
 
     def accuracy(self) -> float | None:
-        """Fraction right, while training."""
+        """The fraction of correct answers in training; None: nothing was counted."""
         return self.correct.item() / self.terms if self.terms else None

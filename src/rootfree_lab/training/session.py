@@ -24,8 +24,8 @@ from rootfree_lab.files.records import Record, describe, versions
 from rootfree_lab.optimizers import peers
 from rootfree_lab.training.checking import classifies, dataset_of
 from rootfree_lab.training.divergence import Diverged, Losses
-from rootfree_lab.training.feeding import Batch, Feed, TestFeed
-from rootfree_lab.training.losses import count_correct, make_loss, terms
+from rootfree_lab.training.feeding import Batch, Feed, in_order
+from rootfree_lab.training.losses import count_correct, make_loss
 from rootfree_lab.training.lr_schedules import Schedule, base_rates, set_rates
 from rootfree_lab.training.parallel import Ranks
 from rootfree_lab.training.passes import GraphedPasses, Passes
@@ -49,7 +49,7 @@ class Session:
         seed_everything(train.seed)
         dataset = dataset_of(config.data)
         if dataset.graph is not None:
-            # Once, not for training and tests apart: a model may keep what it made of the graph.
+            # Moved once for training and tests: a model may cache what it computed from the graph.
             dataset = replace(dataset, graph=dataset.graph.to(device))
         self.kind: str = dataset.kind
         if train.graphs and self.kind == "graph":
@@ -63,7 +63,7 @@ class Session:
             )
         self.classifies = classifies(config)
         self._loss = make_loss(train, classes=dataset.classes, kind=dataset.kind)
-        unsmoothed = replace(train, label_smoothing=0.0)  # what a test is measured by
+        unsmoothed = replace(train, label_smoothing=0.0)  # tests use plain labels
         self._test_loss = make_loss(unsmoothed, classes=dataset.classes, kind=dataset.kind)
         self.model = models.build(config.model.name, dataset, **plain_options(config.model.options))
         if config.model.weights is not None:
@@ -73,7 +73,7 @@ class Session:
         self.model = self.ranks.wrapped(self.model)
         augment = config.data.augment
         self.feed = Feed(dataset, train, device, augment=augment, by_nodes=by_nodes)
-        self.test = TestFeed(dataset, train, device, by_nodes=by_nodes)
+        self.test = in_order(dataset, train, device, by_nodes=by_nodes)
         self.terms = self.feed.terms
         self.optimizers: list[Optimizer] = optimizer_registry.build(
             config.optimizer.name,
@@ -104,7 +104,7 @@ class Session:
         self.losses = Losses()
         self.kept: list[int] = []  # steps whose states are kept, to go back to
         self.rollbacks: list[Record] = []
-        # Building took random numbers, some optimizers more than others: all start equal.
+        # Building draws random numbers, more for some optimizers than for others.
         seed_everything(train.seed + 1 + self.ranks.rank * _APART)
 
     # -- training ----------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Session:
             for optimizer in self.optimizers:
                 optimizer.step()
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            self.check_losses()  # what is not finite has no decomposition: the run diverged
+            self.check_losses()  # matrices that are not finite have no decomposition
             raise
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -152,9 +152,9 @@ class Session:
         return outputs if batch.select is None else outputs[batch.select]
 
     def why_not_deterministic(self) -> str | None:
-        """What torch says against a deterministic step, tried on a copy of the model; or None.
+        """Why torch refuses a deterministic step, tried on a copy of the model; None: it does not.
 
-        The batch is one of training (a larger one may not fit), and is taken again afterwards.
+        The batch is the next one of training (a larger one may not fit), which then gets it again.
         """
         model = deepcopy(self.model)
         position = self.feed.position()
@@ -174,7 +174,7 @@ class Session:
 
         A run that can go back also raises where its losses are far above what they were.
         """
-        # All ranks must come to the same end.
+        # All ranks must decide alike.
         if self.ranks.largest(not math.isfinite(self.running.loss.item())):
             raise Diverged(f"the training loss is not finite by step {self.done}")
         self.losses.look(self.done)
@@ -202,15 +202,15 @@ class Session:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch] | None = None) -> tuple[float, float | None]:
-        """Loss and error on the test set, or on these: means over examples (tokens of text)."""
+        """Loss and error on the test set, or on these batches: means over examples or tokens."""
         self.model.eval()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         count = 0
         for batch in self.test if batches is None else batches:
             outputs = self._forward(batch, self.model)
-            loss += self._test_loss(outputs, batch.target) * terms(batch.target)
-            count += terms(batch.target)
+            loss += self._test_loss(outputs, batch.target) * batch.target.numel()
+            count += batch.target.numel()
             if self.classifies:
                 correct += count_correct(outputs, batch.target)
         self.model.train()
@@ -242,7 +242,7 @@ class Session:
     # -- checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything that a continuation needs to be bit-identical; all ranks must ask."""
+        """All that a bit-identical continuation needs. All ranks must call this."""
         return {
             "step": self.done,
             "model": self.ranks.model_state(self.model),
@@ -253,7 +253,7 @@ class Session:
             "running": self.running.of_all(self.ranks).state(),
             "curve": self.curve,
             "seconds": self.watch.totals,
-            "rollback": [self.losses.state(), self.kept, self.rollbacks],
+            "rollback": [dict(vars(self.losses)), self.kept, self.rollbacks],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -273,15 +273,15 @@ class Session:
         self.done = state["step"]
         losses, self.kept, self.rollbacks = state.get("rollback", ({}, [], []))
         self.losses = Losses(**losses)
-        # Last: building and seeking may have drawn.
+        # Last, because building and seeking may have drawn random numbers.
         of_ranks = state.get("random_of_ranks", [state["random"]])
         if len(of_ranks) == self.ranks.world:
             set_random_state(of_ranks[self.ranks.rank])
-        else:  # of another number of ranks: new numbers, the same whenever it is resumed
+        else:  # from another number of ranks: other numbers, but the same at every resumption
             seed_everything(self.config.train.seed + self.done + self.ranks.rank * _APART)
 
     def draw_anew(self, number: int) -> None:
-        """Have the rest of the run drawn otherwise: the order of its data, dropout."""
+        """Draw other random numbers for the rest of the run: the order of its data, dropout."""
         seed = self.config.train.seed + number * _APART
         self.feed.shuffle(seed)
         seed_everything(seed)

@@ -22,7 +22,7 @@ from rootfree_lab.verify.draws import normal
 # The standard error of the estimates is then about 0.1 %: a B that is off by 1 % shows.
 DRAWS = 400_000
 CHUNK = 50_000
-D = 5
+B, D = 8, 5
 SIGMAS = 5.0  # of a hundred thousand seeds about one gives more by chance, for all entries
 
 
@@ -34,7 +34,7 @@ class Logistic:
     p: Tensor
 
     @classmethod
-    def draw(cls, generator: torch.Generator, *, N: int, d: int) -> Logistic:
+    def draw(cls, generator: torch.Generator, *, N: int = 24, d: int = D) -> Logistic:
         x, w = normal(generator, N, d), normal(generator, d)
         return cls(x, torch.sigmoid(x @ w))
 
@@ -86,13 +86,12 @@ def joint(generator: torch.Generator) -> Measured:
 )
 def monte_carlo(generator: torch.Generator) -> Measured:
     """Mini-batches and labels drawn: the mean of tr(F⁻¹H)/d is one, and every entry of H is F's."""
-    B = 8
-    model = Logistic.draw(generator, N=24, d=D)
+    model = Logistic.draw(generator)
     # In the frame where F/N = I all entries are of one size.
     frame = torch.linalg.inv(torch.linalg.cholesky(model.fisher))
     sample = torch.cat([
         frame @ curvature(g.mean(1), B) @ frame.mT
-        for g in _mini_batches(generator, model, B, observed=None)
+        for g in _mini_batches(generator, model, observed=None)
     ])  # fmt: skip
     traces = sample.diagonal(dim1=-2, dim2=-1).mean(-1)
     estimate, error = _mean_and_error(traces)
@@ -115,13 +114,12 @@ def monte_carlo(generator: torch.Generator) -> Measured:
 )
 def cross_terms(generator: torch.Generator) -> Measured:
     """B·ḡḡᵀ - (1/B)Σgᵢgᵢᵀ, the share of pairs i ≠ j, vanishes with labels from the model alone."""
-    B = 8
-    model = Logistic.draw(generator, N=24, d=D)
+    model = Logistic.draw(generator)
     inverse = torch.linalg.inv(model.fisher)
 
     def share(observed: Tensor | None) -> tuple[Tensor, Tensor]:
         found = []
-        for g in _mini_batches(generator, model, B, observed=observed):
+        for g in _mini_batches(generator, model, observed=observed):
             own = g.mT @ g / B
             found.append((inverse @ (curvature(g.mean(1), B) - own)).diagonal(0, 1, 2).mean(-1))
         return _mean_and_error(torch.cat(found))
@@ -144,8 +142,7 @@ def cross_terms(generator: torch.Generator) -> Measured:
 )
 def rank(generator: torch.Generator) -> Measured:
     """The rank of B·ḡḡᵀ, and of the standard empirical Fisher matrix of the same mini-batch."""
-    B = 8
-    model = Logistic.draw(generator, N=24, d=D)
+    model = Logistic.draw(generator)
     rows = torch.arange(B)[None]
     g = model.gradients(rows, draw_labels(generator, model.p[rows]))
     standard = OuterProducts(g.mT / B**0.5).dense()  # several vectors are columns
@@ -162,9 +159,9 @@ def rank(generator: torch.Generator) -> Measured:
 
 
 def _mini_batches(
-    generator: torch.Generator, model: Logistic, B: int, *, observed: Tensor | None
+    generator: torch.Generator, model: Logistic, *, observed: Tensor | None
 ) -> Iterator[Tensor]:
-    """Per-example gradients of `DRAWS` mini-batches without replacement, CHUNK at a time."""
+    """Per-example gradients of `DRAWS` mini-batches of B, without replacement, CHUNK at a time."""
     N = len(model.p)
     for _ in range(DRAWS // CHUNK):
         rows = torch.rand(CHUNK, N, generator=generator).topk(B, dim=1).indices

@@ -13,7 +13,7 @@ import torch
 from rich.table import Table
 
 import rootfree
-from rootfree_lab.config.reading import unknown_name
+from rootfree_lab.config.reading import check_names
 from rootfree_lab.verify.claim import REGISTERED, Claim, Measured
 
 _FAMILIES = (
@@ -35,9 +35,7 @@ def chosen(names: Sequence[str]) -> list[Claim]:
     Raises:
         ValueError: for a name that is not there; it tells the nearest one that is.
     """
-    for name in names:
-        if name not in CLAIMS:
-            raise unknown_name("the claim", name, CLAIMS)
+    check_names("the claim", names, CLAIMS)
     return [claim for claim in CLAIMS.values() if not names or claim.name in names]
 
 

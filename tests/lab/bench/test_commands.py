@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from lab.bench.records import iteration_record, step_record
 from rootfree_lab.bench.contenders import DEFAULT_ON_CPU, contenders
-from rootfree_lab.bench.markdown import BEGIN, END
+from rootfree_lab.bench.markdown import MARKS
 from rootfree_lab.bench.record import read, write
 from rootfree_lab.bench.shapes import SHAPE_SETS
 from rootfree_lab.cli import terminal
@@ -152,7 +152,7 @@ def test_tables_of_files(tmp_path):
     assert result.exit_code == 0, result.output
     assert "| ms a step (state bytes a parameter) | vit_b | gpt1b |" in result.output
     page = tmp_path / "page.md"
-    page.write_text(f"# Page\n\n{BEGIN}\n{END}\n")
+    page.write_text(f"# Page\n\n{MARKS.begin}\n{MARKS.end}\n")
     result = run("bench-table", *map(str, files), "--page", str(page), "--charts", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert "| vit_b | gpt1b |" in page.read_text()

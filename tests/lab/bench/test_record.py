@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lab.bench.records import iteration_record, step_record
 from rootfree_lab.bench import chart
-from rootfree_lab.bench.markdown import BEGIN, END, MARKS, as_markdown, fill, filled
+from rootfree_lab.bench.markdown import MARKS, as_markdown, fill, filled
 from rootfree_lab.bench.record import RecordError, read, write
 from rootfree_lab.bench.table import as_table, number, remarks, size
 
@@ -147,12 +147,12 @@ def test_columns_that_differ_by_dtype_or_device_say_so():
 
 def test_a_page_is_filled_between_its_marks(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    page.write_text(f"before\n{MARKS.begin}\nold\n{MARKS.end}\nafter\n")
     text = as_markdown([step_record()])
     fill(page, text, MARKS)
     written = page.read_text()
-    assert written.startswith(f"before\n{BEGIN}\n")
-    assert written.endswith(f"{END}\nafter\n")
+    assert written.startswith(f"before\n{MARKS.begin}\n")
+    assert written.endswith(f"{MARKS.end}\nafter\n")
     assert "old" not in written
     assert filled(page, text, MARKS) == written
     assert "No measurement" in filled(page, as_markdown([]), MARKS)

@@ -34,10 +34,9 @@ def test_tensorboard_has_the_numbers_of_every_parameter(tmp_path, config_file):
 def test_a_run_is_told_once():
     model = nn.Linear(4, 3)
     optimizer = rootfree.IFShampoo(model.named_parameters(), batch_size=1)
-    train_config = SimpleNamespace(seed=7)
     session = SimpleNamespace(
         optimizers=[optimizer, torch.optim.SGD(model.parameters())],
-        config=SimpleNamespace(label="mine", train=train_config),
+        config=SimpleNamespace(title="mine seed 7"),
         done=30,
     )
     diagnosis = Diagnosis()

@@ -14,7 +14,7 @@ from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.suite import Run
 from rootfree_lab.bench.markdown import Marks, fill, filled
 from rootfree_lab.bench.options import FirstTry
-from rootfree_lab.config.reading import ConfigError, unknown_name
+from rootfree_lab.config.reading import ConfigError, check_names
 from rootfree_lab.data import DataError
 from rootfree_lab.training.devices import choose_device
 
@@ -141,8 +141,7 @@ def _show_tuned(given: FirstTry, found: Sequence[Record]) -> None:
 
 def _check(given: FirstTry) -> None:
     """Before minutes of training, not after them."""
-    if given.scale not in suite.SCALES:
-        raise unknown_name("--scale:", given.scale, suite.SCALES)
+    check_names("--scale:", [given.scale], suite.SCALES)
     for option, asked in (("--table-only", given.table_only), ("--tuned", given.tuned)):
         if asked and (given.json is None or not given.json.is_file()):
             raise ConfigError(f"{option} needs --json with a file that has runs")

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rootfree_lab import optimizers
-from rootfree_lab.config.reading import ConfigError, parse_assignment, plain_options, unknown_name
+from rootfree_lab.config.reading import ConfigError, check_names, parse_assignment, plain_options
 from rootfree_lab.config.settings import OptimizerConfig
 from rootfree_lab.optimizers.methods import METHODS
 from rootfree_lab.optimizers.words import translated
@@ -89,9 +89,7 @@ def line_up(names: Sequence[str], assignments: Sequence[str]) -> list[Entrant]:
 
     `NAME.option=a,b` has two values: each gives an entrant, in all combinations with the others.
     """
-    for name in names:
-        if name not in NAMES:
-            raise unknown_name("--optimizers: the optimizer", name, NAMES)
+    check_names("--optimizers: the optimizer", names, NAMES)
     options = _assigned(assignments)
     if names and (unused := [name for name in options if name not in names]):
         raise ConfigError(f"--set has options of {unused[0]}, which --optimizers leaves out")
@@ -118,8 +116,7 @@ def _assigned(assignments: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         name, dot, option = target.strip().partition(".")
         if not (dot and option and given.strip()):
             raise ConfigError(f"--set takes OPTIMIZER.OPTION=VALUE, got {text!r}")
-        if name not in NAMES:
-            raise unknown_name("--set: the optimizer", name, NAMES)
+        check_names("--set: the optimizer", [name], NAMES)
         several = [given] if given.lstrip()[:1] in "[{\"'" else given.split(",")
         parsed = [plain_options(dict([parse_assignment(f"{option}={v}")])) for v in several]
         values.setdefault(name, {})[option] = [each[option] for each in parsed]

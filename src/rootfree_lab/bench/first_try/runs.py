@@ -20,7 +20,7 @@ from rootfree_lab.files.appending import finite
 from rootfree_lab.processes.side_by_side import Channel, each
 from rootfree_lab.training import run as engine
 from rootfree_lab.training.checking import dataset_of
-from rootfree_lab.training.feeding import TestFeed
+from rootfree_lab.training.feeding import in_order
 from rootfree_lab.training.session import Point, Session
 from rootfree_lab.training.watching.progress import Watcher
 
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 WINDOW = 50  # steps that a mean loss is of
 _POINTS = 20  # of a curve
-# A run that ends above its first loss by this factor has diverged, even where it has no NaN.
+# A run that ends above its first loss by this factor has diverged, even without a NaN.
 _WORSE = 1.1
 # The seeds of the batches begin here: the same ones on every device and for every optimizer.
 _ORDER = 1000
@@ -48,15 +48,15 @@ class _Losses(Watcher):
         session.feed.shuffle(_ORDER + session.config.train.seed)
 
     def stepped(self, session: Session) -> None:
-        # A copy, which a replayed pass does not write over. The host does not wait for the device.
+        # A copy, which a replayed pass does not overwrite. The host does not wait for the device.
         self.steps.append(session.loss.detach().clone())
 
     def point(self, session: Session, point: Point) -> None:
         if self._whole:
             config = session.config
             data = dataset_of(config.data)
-            feed = TestFeed(data, config.train, session.device, part="train")
-            self.full, _ = session.evaluate(feed)
+            batches = in_order(data, config.train, session.device, part="train")
+            self.full, _ = session.evaluate(batches)
 
 
 def train(run: Run) -> Record:
@@ -83,9 +83,9 @@ def train(run: Run) -> Record:
 
 
 def with_losses(record: Record, losses: Tensor, *, full: float | None) -> Record:
-    """The record with what the losses of its steps say, NaN where it has not come to a step.
+    """The record with figures from the losses of its steps; steps that were not made count as NaN.
 
-    `full` replaces the mean of the last.
+    `full` replaces the mean of the last losses as the final loss.
     """
     losses = pad(losses.double(), (0, record.steps - len(losses)), value=math.nan)
     means = losses.unfold(0, min(WINDOW, len(losses)), 1).mean(1)
@@ -111,7 +111,7 @@ def perform(
 ) -> tuple[list[Record], int]:
     """All records that the runs ask for, in their order, and how many runs failed.
 
-    What is in the file is not run again; each new record is appended as soon as it is there.
+    Runs in the file are not repeated; each new record is appended at once.
     """
     known = {r.key: r for r in records.read(file)} if file is not None and file.exists() else {}
     keys = [run.record.key for run in runs]
@@ -136,7 +136,7 @@ def perform(
 
 
 def _attempt(run: Run, channel: Channel | None = None) -> Record | str:
-    """One run that fails does not take the others with it: what went wrong, in its place."""
+    """The record of a run, or what went wrong: a failing run does not end the others."""
     try:
         return train(run)
     except (RuntimeError, ValueError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rootfree_lab.bench.first_try.entrants import Entrant
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.config.files import load_config
-from rootfree_lab.config.reading import unknown_name
+from rootfree_lab.config.reading import check_names
 from rootfree_lab.config.settings import Config, ScheduleConfig
 
 SCALES = ("small", "full")
@@ -25,7 +25,7 @@ TASKS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What one run is of: its record before it has taken place, and where its data is."""
+    """A run to be made: its record before training, its optimizer, and where its data is."""
 
     record: Record
     entrant: Entrant
@@ -71,9 +71,7 @@ def data_of(task: str) -> str | None:
 
 def chosen(names: Sequence[str]) -> list[str]:
     """The tasks of these names, all of them if there are none, in the order of the suite."""
-    for name in names:
-        if name not in TASKS:
-            raise unknown_name("--tasks: the task", name, TASKS)
+    check_names("--tasks: the task", names, TASKS)
     return [name for name in TASKS if not names or name in names]
 
 

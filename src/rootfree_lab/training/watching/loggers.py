@@ -41,8 +41,8 @@ class Diagnosis(Watcher):
         if messages and not self._told:
             self._told = True
             more = f" (and {len(messages) - 1} more)" if len(messages) > 1 else ""
-            name = f"{session.config.label} seed {session.config.train.seed}"
-            warnings.warn(f"{name}, step {session.done}: {messages[0]}{more}", stacklevel=2)
+            place = f"{session.config.title}, step {session.done}"
+            warnings.warn(f"{place}: {messages[0]}{more}", stacklevel=2)
 
     def figures(self) -> dict[str, float | None]:
         """The numbers of the last point: what, then the name of the parameter."""

@@ -21,9 +21,9 @@ PARTS = ("data", "forward", "backward", "optimizer")
 class Stopwatch:
     """Seconds of training, in total and by part; evaluation and checkpoints are not training.
 
-    On a GPU a part is measured with events in its stream, which are read when training pauses: no
-    step waits for the GPU, so that measuring does not slow down what is measured. A part's seconds
-    are then those that the GPU was given to it, idle while the host prepares its work included.
+    On a GPU a part is measured with events in its stream, which are read when training pauses. No
+    step waits for the GPU, so measuring does not slow it down. The seconds of a part then include
+    the time in which the GPU idles while the host prepares its work.
     """
 
     def __init__(self, device: torch.device, *, parts: bool) -> None:
@@ -51,7 +51,7 @@ class Stopwatch:
         self._started = self._now()
 
     def pause(self) -> None:
-        """Training pauses: what was handed to the GPU is waited for and counted."""
+        """Training pauses: wait for the work of the GPU, and count it."""
         if self._started is not None:
             self.totals["total"] += self._now() - self._started
             self._started = None
@@ -81,7 +81,7 @@ class Stopwatch:
 
 
 class _Events:
-    """Pairs of CUDA events around parts of a step, read together when the GPU has come to them."""
+    """Pairs of CUDA events around parts of a step, read once the GPU has passed them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -95,7 +95,7 @@ class _Events:
         start = self._record()
         yield
         self._pending.append((name, start, self._record()))
-        # What the GPU is through with is read now: a few events serve a run of any length.
+        # Read what the GPU has passed now, so that a few events serve a run of any length.
         while self._pending[0][2].query():
             self._read_first()
             if not self._pending:
@@ -121,8 +121,8 @@ class _Events:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start measuring the peak anew, so that one run of many in a process has its own."""
-    gc.collect()  # a run before this one: its parts hold one another, so it is still there
+    """Start measuring the peak anew, so that each of many runs in a process has its own."""
+    gc.collect()  # an earlier run is still in memory, as its parts refer to one another
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif sys.platform == "linux":
@@ -131,7 +131,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Peak of the GPU's allocator; on the CPU the process's resident memory, code included."""
+    """Peak of the GPU's allocator; on a CPU, peak resident memory of the process, code included."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     if sys.platform == "linux":
@@ -149,7 +149,7 @@ def state_bytes(optimizers: Iterable[Optimizer]) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a run failed for want of memory, the device's or the host's."""
+    """Whether a run failed because the device or the host ran out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     said = str(error)

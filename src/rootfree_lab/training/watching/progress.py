@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, lines elsewhere."""
+"""The progress of a run: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from rootfree_lab.training.session import Point, Session
 
-# Seconds between looks at the loss, each of which waits for the device: on a terminal, in a log.
+# Seconds between two readings of the loss, each of which waits for the device: terminal, log.
 A_MOMENT, A_MINUTE = 0.5, 60.0
 
 
 class Watcher:
-    """Told how a run goes; does nothing by itself."""
+    """Gets the events of a run; does nothing by itself."""
 
     def begin(self, session: Session) -> None:
         """A run begins, or goes on from a checkpoint."""
@@ -29,7 +29,7 @@ class Watcher:
         """The run was evaluated."""
 
     def end(self) -> None:
-        """The run is over, whatever the reason."""
+        """The run has ended, for whatever reason."""
 
 
 class Speed:
@@ -76,14 +76,14 @@ def plain_lines(console: Console) -> Callable[[str], None]:
 
 
 class Lines(Watcher):
-    """Lines for files and pipes: the start, the last point, and between them one every minute."""
+    """Lines for files and pipes: at the start, at the last point, and every minute in between."""
 
     def __init__(self, say: Callable[[str], None], every: float = A_MINUTE) -> None:
         self._say, self._every = say, every
 
     def begin(self, session: Session) -> None:
         self._speed = Speed(session)
-        self._name = f"{session.config.label} seed {session.config.train.seed}"
+        self._name = session.config.title
         self._said, self._test = time.monotonic(), ""
         where = f"goes on from step {session.done}" if session.done else "starts"
         self._say(f"{self._name} · {where} · {session.total} steps on {session.device}")
@@ -125,14 +125,10 @@ class Bar(Watcher):
         self._looked = 0.0
 
     def begin(self, session: Session) -> None:
-        config = session.config
         self._speed = Speed(session)
         self._test = ""
         self._task = self.progress.add_task(
-            f"{config.label} seed {config.train.seed}",
-            total=session.total,
-            completed=session.done,
-            figures="",
+            session.config.title, total=session.total, completed=session.done, figures=""
         )
 
     def stepped(self, session: Session) -> None:
