@@ -35,7 +35,7 @@ from rootfree.shell.checkpoint import load_checkpoint, with_named_dtypes
 from rootfree.shell.companion import AdamW
 from rootfree.shell.diagnostics import Diagnostics
 from rootfree.shell.gradients import Watch, advance_clocks, find_work, memory_of
-from rootfree.shell.groups import checked_group
+from rootfree.shell.groups import checked_group, refuse_model
 from rootfree.shell.inspection import measured_parameters, update_rms
 from rootfree.shell.memory import check_shapes, remember
 from rootfree.shell.method import Method
@@ -77,6 +77,7 @@ class RootFreeOptimizer(Optimizer, Method):
 
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
+        refuse_model(params)
         if isinstance(params, Iterator):
             params = list(params)
         self._placement = claimed_placement(given)
