@@ -96,6 +96,10 @@ def test_bad_parameters(row):
         row.make(["weight"])
     with pytest.raises(TypeError, match="order"):
         row.make([{"params": {p}}])
+    for model in (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))):  # the second has an iterator
+        for given in (model, [{"params": model}]):
+            with pytest.raises(TypeError, match=r"got a model .*: give model\.parameters\(\)"):
+                row.make(given)
     with pytest.raises(TypeError, match=r"floating-point dtype, got torch\.complex64"):
         row.make([nn.Parameter(torch.ones(2, dtype=torch.complex64))])
     with pytest.raises(ValueError, match="non-leaf"):

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rootfree.kernels.plan import kernel_devices
 from rootfree.shell.companion import AdamW, check_companion
@@ -43,11 +43,21 @@ def checked_group(optimizer: RootFreeOptimizer, param_group: dict[str, Any]) -> 
 
 def as_list(params: Any) -> list[Any]:
     """The parameters of a group, in order."""
+    refuse_model(params)
     if isinstance(params, Tensor):
         return [params]
     if isinstance(params, set):
         raise TypeError("params must have an order (a list, a generator), got a set")
     return list(params)
+
+
+def refuse_model(params: Any) -> None:
+    """A model in the place of its parameters: some can be iterated over, which gives layers."""
+    if isinstance(params, nn.Module):
+        raise TypeError(
+            f"params must be parameters or groups, got a model ({type(params).__name__}): give "
+            "model.parameters(), or rootfree.parameter_groups(model) to a matrix method"
+        )
 
 
 def named(params: list[Any]) -> Iterator[tuple[str, Any]]:

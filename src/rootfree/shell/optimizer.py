@@ -31,7 +31,7 @@ from rootfree.shell.checkpoint import load_checkpoint, with_named_dtypes
 from rootfree.shell.companion import AdamW
 from rootfree.shell.diagnostics import Diagnostics
 from rootfree.shell.gradients import Watch, advance_clocks, find_work, memory_of
-from rootfree.shell.groups import checked_group
+from rootfree.shell.groups import checked_group, refuse_model
 from rootfree.shell.inspection import last_update_rms, measured_parameters
 from rootfree.shell.memory import check_shapes, remember
 from rootfree.shell.method import Method
@@ -72,6 +72,7 @@ class RootFreeOptimizer(Optimizer, Method):
 
     def __init__(self, params: ParamsT, given: Mapping[str, Any]) -> None:
         """`given`: the arguments of the method's constructor, by name."""
+        refuse_model(params)
         if isinstance(params, Iterator):
             params = list(params)
         self._placement = claimed_placement(given)
