@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -34,13 +35,29 @@ def _is_file(module: str) -> bool:
 
 def make_absolute(tables: Table, folder: Path) -> None:
     """Let the files that tables name be those in this folder, in place."""
+    _rename(tables, lambda file: str((folder / Path(file).expanduser()).resolve()))
+
+
+def make_relative(tables: Table, folder: Path) -> None:
+    """Name files by their way from this folder, in place, for a config that is to lie there."""
+
+    def way(file: str) -> str:
+        try:
+            return Path(os.path.relpath(file, folder.resolve())).as_posix()
+        except ValueError:  # another drive
+            return file
+
+    _rename(tables, way)
+
+
+def _rename(tables: Table, renamed: Callable[[str], str]) -> None:
     for section, field in SETTINGS:
         table = tables.get(section)
         name = table.get(field) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(name, str) and is_own(name):
             module, _, attribute = name.rpartition(":")
             if _is_file(module):
-                table[field] = f"{(folder / Path(module).expanduser()).resolve()}:{attribute}"
+                table[field] = f"{renamed(module)}:{attribute}"
 
 
 def shown(name: str) -> str:
