@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -33,14 +34,30 @@ def _is_file(module: str) -> bool:
 
 
 def make_absolute(tables: Table, folder: Path) -> None:
-    """Make the paths of files in tables absolute, relative to this folder.  Changes tables."""
+    """Make the paths of files in tables absolute; they are relative to `folder`.  Changes tables."""
+    _rename(tables, lambda file: str((folder / Path(file).expanduser()).resolve()))
+
+
+def make_relative(tables: Table, folder: Path) -> None:
+    """Make them relative to `folder`, for a config that is written there.  Changes tables."""
+
+    def relative(file: str) -> str:
+        try:
+            return Path(os.path.relpath(file, folder.resolve())).as_posix()
+        except ValueError:  # another drive
+            return file
+
+    _rename(tables, relative)
+
+
+def _rename(tables: Table, renamed: Callable[[str], str]) -> None:
     for section, field in SETTINGS:
         table = tables.get(section)
         name = table.get(field) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(name, str) and is_own(name):
             module, _, attribute = name.rpartition(":")
             if _is_file(module):
-                table[field] = f"{(folder / Path(module).expanduser()).resolve()}:{attribute}"
+                table[field] = f"{renamed(module)}:{attribute}"
 
 
 def shown(name: str) -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rootfree_lab.config.reading import read_toml
 from rootfree_lab.report.bars import milliseconds
-from rootfree_lab.report.experiments import Experiment, Group, arrange
+from rootfree_lab.report.experiments import Experiment, Group, arrange, settings
 from rootfree_lab.report.milestones import milestone, reference
 from rootfree_lab.report.records import ReportError, Run, read
 from rootfree_lab.report.statistics import Summary, summary
 
 FINAL, RECORDS, NOTE = Path("final", "records.jsonl"), "records.jsonl", "note.md"
-FP32 = "_fp32"  # ends the folder of a comparison that was repeated without autocast
+FP32, BF16 = "_fp32", "_bf16"  # end the folder of final runs repeated in the other precision
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Outcome:
     case: Case
     experiment: Experiment
     trials: Mapping[str, int]
-    fp32: Experiment | None  # the same without autocast
+    repeated: Experiment | None  # the same in the other precision
 
     @property
     def measure(self) -> str:
@@ -97,6 +97,17 @@ def peak(run: Run) -> float:
     return run.memory.get("peak_bytes", math.nan)
 
 
+def in_bf16(experiment: Experiment) -> bool:
+    """Whether runs had bf16 autocast."""
+    runs = [run for group in experiment.groups for run in group.runs]
+    return any(settings(run).get("train.autocast") == "bf16" for run in runs)
+
+
+def state(run: Run) -> float:
+    """What the optimizer keeps, in bytes."""
+    return run.memory.get("state_bytes", math.nan)
+
+
 def over_seeds(
     experiment: Experiment, label: str, quantity: Callable[[Run], float]
 ) -> Summary | None:
@@ -126,8 +137,8 @@ def outcome(results: Path, case: Case) -> Outcome | None:
     experiment = _final_runs(results / case.config)
     if experiment is None:
         return None
-    fp32 = _final_runs(results / f"{case.config}{FP32}")
-    return Outcome(case, experiment, trials(results / case.config), fp32)
+    other = _final_runs(results / f"{case.config}{FP32 if in_bf16(experiment) else BF16}")
+    return Outcome(case, experiment, trials(results / case.config), other)
 
 
 def others(results: Path, known: Sequence[Case]) -> list[Case]:
@@ -136,7 +147,7 @@ def others(results: Path, known: Sequence[Case]) -> list[Case]:
     return [
         Case(folder.name, "unknown", folder.name)
         for folder in sorted(results.iterdir())
-        if folder.name.removesuffix(FP32) not in names
+        if folder.name.removesuffix(FP32).removesuffix(BF16) not in names
         and any((folder / file).is_file() for file in (FINAL, RECORDS))
     ]
 

@@ -18,6 +18,7 @@ from rootfree_lab.evidence.outcomes import (
     outcome,
     peak,
     search_runs,
+    state,
     step_milliseconds,
     topics,
 )
@@ -176,8 +177,13 @@ def _beside(topic: Topic, outcomes: Mapping[str, Outcome | None]) -> list[Row]:
 
 
 def _wanted(title: str, there: Outcome) -> bool:
-    """Errors, losses, steps and time to AdamW's loss; time and memory of a step on a GPU alone."""
+    """Errors, losses, steps and time to AdamW's loss; time and memory of a step on a GPU alone.
+
+    A case of costs has the time and the state of the optimizer wherever it ran.
+    """
     if title.startswith(("Test", "Training", "Steps")):
+        return True
+    if there.case.kind == "cost" and title.startswith(("Optimizer step", "Optimizer state")):
         return True
     return not there.experiment.on_cpu and title.startswith(("Time to", "Optimizer step", "Peak"))
 
@@ -191,20 +197,24 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _cost(case: Case, there: Outcome | None) -> Row:
-    """Shampoo over IF-Shampoo: the paper's time, then our optimizer step and peak memory."""
+    """Shampoo over IF-Shampoo: the paper's time, then our optimizer step, state and peak memory."""
     known = all(label in case.minutes for label in ("Shampoo", IF))
     cells = [f"{case.minutes['Shampoo'] / case.minutes[IF]:.1f} ×" if known else "–"]
-    for quantity in (step_milliseconds, peak):
+    on_cpu = there is not None and there.experiment.on_cpu
+    for quantity in (step_milliseconds, state, peak):
         pair = [there.of(label, quantity) if there else None for label in ("Shampoo", IF)]
-        cells.append(_ratio(pair, there is not None and there.experiment.on_cpu))
+        if on_cpu and quantity is peak:  # of the whole process: more about Python than a method
+            cells.append("–")
+        else:
+            cells.append(_ratio(pair, " on a CPU" if on_cpu and quantity is not state else ""))
     return case.title, cells
 
 
-def _ratio(pair: Sequence[Summary | None], on_cpu: bool) -> str:
+def _ratio(pair: Sequence[Summary | None], where: str) -> str:
     above, below = pair
     if above is None or below is None or not below.mean:
         return NOT_RUN
-    return "measured on a CPU" if on_cpu else f"{above.mean / below.mean:.1f} ×"
+    return f"{above.mean / below.mean:.1f} ×{where}"
 
 
 def _switch(case: Case, there: Outcome | None) -> Row:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from pathlib import Path
 
+from rootfree_lab.config import own_code
 from rootfree_lab.config.reading import Table
 from rootfree_lab.files.records import append_missing
 from rootfree_lab.files.toml_writing import write_toml
@@ -47,7 +48,10 @@ def write_best(ledger: Ledger, tables: Table, out: Path) -> Path | None:
     if not settings:
         return None
     path = out / BEST
-    write_toml(path, with_best(tables, settings, _narrowed(ledger)), remarks=_remarks(found))
+    config = with_best(tables, settings, _narrowed(ledger))
+    for table in (config, *config["compare"]):
+        own_code.make_relative(table, out)
+    write_toml(path, config, remarks=_remarks(found))
     return path
 
 

@@ -31,6 +31,7 @@ KNOWN = {
     "fashion_mnist": ("images", 10, (1, 28, 28)),
     "fashion_rgb.py:load": ("images", 10, (3, 32, 32)),
     "image_folder": ("images", 10, (3, 224, 224)),
+    "mnist.py:load": ("images", 10, (1, 28, 28)),
     "ogbn_products": ("graph", 47, (100,)),
     "ptb": ("text", 10_000, ()),
     "sotu": ("text", 256, ()),
@@ -116,6 +117,20 @@ def test_the_root_switch_compares_like_with_like():
         a, b = (entry.config.optimizer.options for entry in (removed, kept))
         assert [a.get(name) for name in same] == [b.get(name) for name in same], file.stem
     assert {"resnet34", "small", "swin", "gpt", "lstm", "gamlp"} <= compared
+
+
+def test_mnist_from_idx_files(tmp_path):
+    """The data of the fine-tuning on a laptop."""
+    pixels = np.arange(12, dtype=np.uint8).repeat(28 * 28)
+    for part in ("train", "t10k"):
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(bytes(16) + pixels.tobytes())
+        labels = bytes(8) + bytes([*range(10), 0, 1])
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+    made = own_code.load("data.name", f"{FOLDER / 'small' / 'mnist.py'}:load")(tmp_path)
+    assert made.shape == (1, 28, 28)
+    for split in (made.train, made.test):
+        assert split.x[:, 3, 4, 0].tolist() == [*range(12)]
+        assert split.y.tolist() == [*range(10), 0, 1]
 
 
 def test_fashion_in_the_form_of_cifar():

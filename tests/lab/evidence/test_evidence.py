@@ -17,6 +17,7 @@ from rootfree_lab.evidence.write import Judged, render, write_evidence
 from rootfree_lab.report.records import ReportError, read
 
 ROOT = Path(__file__).parents[3]
+CASES = sum(len(topic.cases) for topic in topics())
 CASE = Case("swin_micro_cifar10", "transformer", "Swin", None, {}, {})
 
 
@@ -35,7 +36,8 @@ def test_every_small_config_is_a_case():
     configs = {path.stem for path in (ROOT / "configs" / "small").glob("*.toml")}
     cases = [case.config for topic in topics() for case in topic.cases]
     assert len(set(cases)) == len(cases)
-    assert set(cases) == configs - {"vit_pretrain_cifar10"}  # the start of vit_finetune_fashion
+    starts = {"vit_pretrain_cifar10", "laptop_vit_pretrain_fashion"}  # of the fine-tuning
+    assert set(cases) == configs - starts
     assert [topic.letter for topic in topics()] == list("abcdefghijk")
 
 
@@ -52,10 +54,13 @@ def finals(errors: dict[str, list[float]], **changes):
             yield record(label, seed=seed, final=final, optimizer=label, **changes)
 
 
-def judge(tmp_path, judged: claims.Judge, runs, *, fp32=None):
-    write(tmp_path / CASE.config / "final" / "records.jsonl", list(runs))
-    if fp32 is not None:
-        write(tmp_path / f"{CASE.config}_fp32" / "final" / "records.jsonl", list(fp32))
+def judge(tmp_path, judged: claims.Judge, runs, **repeated):
+    """`repeated`: runs in another precision, by its name."""
+    for suffix, found in {
+        "": runs,
+        **{f"_{name}": runs for name, runs in repeated.items()},
+    }.items():
+        write(tmp_path / f"{CASE.config}{suffix}" / "final" / "records.jsonl", list(found))
     found = outcome(tmp_path, CASE)
     assert found is not None
     return judged(found)
@@ -148,13 +153,57 @@ def test_a_fifth_of_the_step_on_a_gpu(tmp_path):
     assert told.applies is claims.on_gpu
 
 
-def test_bf16_is_compared_with_the_folder_of_fp32(tmp_path):
+def test_costs_on_a_cpu_say_so(tmp_path):
+    """The ratio of two steps, and of what the optimizers keep; the peak is the process's."""
+    memory = {"Shampoo": 60, "IFShampoo": 40}
+    runs = [
+        run
+        for label, milliseconds in (("Shampoo", 10.0), ("IFShampoo", 4.0))
+        for run in timed(label, milliseconds, optimizer=label)
+    ]
+    for run in runs:
+        run["memory"] = {"peak_bytes": 1000, "state_bytes": memory[run["label"]]}
+    write(tmp_path / "laptop_shampoo_cost_vit" / "final" / "records.jsonl", runs)
+    text, _ = render(tmp_path, "page")
+    assert "| Smaller ViT, both every 2 steps | – | 2.5 × on a CPU | 1.5 × | – |" in text
+    assert "| GCViT | 2.7 × | not run yet | not run yet | not run yet |" in text
+    assert "| **4.00** ± 0.00 | **40.0** |" in text
+
+
+def in_bf16(errors):
+    for run in finals(errors):
+        run["config"]["train"]["autocast"] = "bf16"
+        yield run
+
+
+def test_bf16_is_compared_with_fp32(tmp_path):
+    """Whichever of the two a case ran in, and which its repeat."""
     same = claims.same_without_autocast(0.3)
-    runs = list(finals({"RFRMSprop": [10.0, 10.0], "IFShampoo": [8.0, 8.0]}))
-    assert judge(tmp_path, same, runs) is None
+    own = {"RFRMSprop": [10.0, 10.0], "IFShampoo": [8.0, 8.0]}
     near, far = ({"RFRMSprop": [9.8, 9.8], "IFShampoo": [error] * 2} for error in (7.8, 7.6))
-    assert judge(tmp_path, same, runs, fp32=finals(near)).holds
-    assert not judge(tmp_path, same, runs, fp32=finals(far)).holds
+    assert judge(tmp_path / "none", same, in_bf16(own)) is None
+    for number, (fp32, word) in enumerate([(near, "holds"), (far, "fails")]):
+        a, b = (tmp_path / f"{name} {number}" for name in ("repeated in fp32", "in bf16"))
+        assert judge(a, same, in_bf16(own), fp32=finals(fp32)).word == word
+        assert judge(b, same, finals(fp32), bf16=in_bf16(own)).word == word
+        assert "8 ± 0 %" in judge(b, same, finals(fp32), bf16=in_bf16(own)).told
+    assert judge(tmp_path / "better", same, finals(own), bf16=in_bf16(far)).word == "holds"
+
+
+def test_doubts_about_bf16_are_those_of_the_methods_that_decide(tmp_path):
+    same = claims.same_without_autocast(0.3)
+    fp32 = {"RFRMSprop": [9.0, 11.0], "IFShampoo": [8.0, 8.0]}
+    near, far = ({"RFRMSprop": [10.0, 10.0], "IFShampoo": [error] * 2} for error in (8.1, 9.0))
+    assert (
+        judge(tmp_path, same, finals(fp32), bf16=in_bf16(near)).word == f"holds ({claims.WITHIN})"
+    )
+    assert judge(tmp_path, same, finals(fp32), bf16=in_bf16(far)).word == "fails"
+    runs = list(in_bf16(near))
+    runs[-1]["completed"] = False
+    assert (
+        "seeds failed: IFShampoo 1 of 2"
+        in judge(tmp_path, same, finals({"IFShampoo": [8.0, 8.0]}), bf16=runs).word
+    )
 
 
 def test_claims_that_are_about_some_cases_alone(tmp_path):
@@ -162,12 +211,9 @@ def test_claims_that_are_about_some_cases_alone(tmp_path):
     write(tmp_path / CASE.config / "final" / "records.jsonl", runs)
     found = outcome(tmp_path, CASE)
     assert claims.has_matrix_method(found)
-    assert not claims.in_bf16(found)
-    runs[0]["config"]["train"]["autocast"] = "bf16"
     write(tmp_path / CASE.config / "final" / "records.jsonl", runs[:1])
     found = outcome(tmp_path, CASE)
     assert not claims.has_matrix_method(found)
-    assert claims.in_bf16(found)
 
 
 def test_the_better_matrix_method_is_first(tmp_path):
@@ -236,7 +282,7 @@ def test_a_page_of_partial_results(tmp_path):
     page = tmp_path / "docs" / "page.md"
     assert write_evidence(results, page) == 2
     text = page.read_text(encoding="utf-8")
-    assert "**3 of 25 cases have been run.**" in text  # unknown ones count
+    assert f"**3 of {CASES + 2} cases have been run.**" in text  # unknown ones count
     assert "within 0.5 points of SGD's. | **holds** so far: 1 of 1 cases" in text
     assert "| AdamW | 24.85 | 21.1 ± 0.14 | 23.30 | not run yet |" in text
     assert "The final runs are missing; the search has 2 trials." in text
@@ -264,7 +310,7 @@ def test_command(tmp_path):
     run = CliRunner().invoke
     result = run(app, ["evidence", str(tmp_path / "results"), "--out", str(page)])
     assert result.exit_code == 0, result.output
-    assert "**0 of 23 cases have been run.**" in page.read_text(encoding="utf-8")
+    assert f"**0 of {CASES} cases have been run.**" in page.read_text(encoding="utf-8")
     result = run(app, ["evidence", str(tmp_path / "no"), "--out", str(page)])
     assert result.exit_code == 2
     assert "there is no folder" in result.output

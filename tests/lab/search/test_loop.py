@@ -76,6 +76,18 @@ def test_a_search_trains_every_trial_and_leaves_what_compare_takes(run, config_f
     assert len(read_records(records_path(out))) == 10
 
 
+def test_own_code_is_named_by_its_way_from_the_folder(run, config_file):
+    """So `best.toml` can be taken to another machine with the project."""
+    code = (
+        "from rootfree_lab.models.small import logistic\ndef net(dataset): return logistic(dataset)"
+    )
+    file = config_file.parent / "net.py"
+    file.write_text(code, encoding="utf-8")
+    _, out, _ = run("search.trials=[1, 0]", "model.name=net.py:net")
+    assert read_toml(out / results.BEST)["model"]["name"] == "../net.py:net"
+    assert load_comparison(out / results.BEST)[0].model.name == f"{file.resolve()}:net"
+
+
 def test_records_of_other_machines_are_added(run, tmp_path):
     ledger, out, _ = run("search.trials=[1, 0]")
     records_path(out).unlink()
