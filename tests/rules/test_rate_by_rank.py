@@ -104,9 +104,15 @@ def test_neighbours_in_a_stack_change_nothing(method, options):
 
 
 def test_nor_where_kernels_run():
-    """Rounding to bf16 moves parameters by parts in a thousand; another rate moved them twice."""
+    """Another rate moved parameters twice as far.
+
+    Rounding to bf16 moves them by a hundredth of their size: products of stacks and of single
+    blocks add up in another order, so that a sum may round to the neighbouring number.
+    """
     pytest.importorskip("triton")
     products = {"matmul_dtype": torch.bfloat16, "fused": True}
     words = {"dtype": torch.float32, "device": DEVICE, **products}
     for i, p in enumerate(run(rootfree.IFShampoo, [0, 1, 2], **words)):
-        torch.testing.assert_close(p, *run(rootfree.IFShampoo, [i], **words), rtol=0.02, atol=1e-6)
+        (alone,) = run(rootfree.IFShampoo, [i], **words)
+        size = float(alone.abs().max())
+        torch.testing.assert_close(p, alone, rtol=0, atol=0.02 * size)

@@ -34,7 +34,7 @@ def _is_file(module: str) -> bool:
 
 
 def make_absolute(tables: Table, folder: Path) -> None:
-    """Make the paths of files in tables absolute; they are relative to `folder`.  Changes tables."""
+    """Make paths of files absolute that are relative to `folder`.  Changes tables."""
     _rename(tables, lambda file: str((folder / Path(file).expanduser()).resolve()))
 
 
