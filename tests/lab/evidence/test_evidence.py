@@ -37,7 +37,8 @@ def test_every_small_config_is_a_case():
     cases = [case.config for topic in topics() for case in topic.cases]
     assert len(set(cases)) == len(cases)
     starts = {"vit_pretrain_cifar10", "laptop_vit_pretrain_fashion"}  # of the fine-tuning
-    assert set(cases) == configs - starts
+    studies = {"vit_length_cifar10"}  # that a note tells of
+    assert set(cases) == configs - starts - studies
     assert [topic.letter for topic in topics()] == list("abcdefghijk")
 
 
