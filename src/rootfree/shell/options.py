@@ -111,7 +111,7 @@ def checked_values(optimizer: RootFreeOptimizer, group: dict[str, Any]) -> dict[
     if ("damping" if method is optimizer else "betas") not in group:
         raise ValueError(
             "companion must stay what it was when the group was added, got "
-            f"{group.get('companion')!r}: the group has not the options of "
+            f"{group.get('companion')!r}: the group lacks the options of "
             f"{type(method).__name__}. Make a new optimizer"
         )
     values = {name: group[name] for name in method.options if name in group and name not in _FREE}
