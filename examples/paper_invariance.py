@@ -24,7 +24,13 @@ options = parser.parse_args()
 torch.manual_seed(0)
 F64 = {"dtype": torch.float64}
 X, y = torch.randn(12, 5, **F64), torch.randn(12, **F64)
-PAPER = {"lr": 0.05, "momentum": 0.0, "nesterov": False, "max_update": None}
+PAPER = {
+    "lr": 0.05,
+    "momentum": 0.0,
+    "nesterov": False,
+    "max_update": None,
+    "fast_start": False,
+}
 
 
 def scale(reduction: str, B: int, size: int) -> Tensor:

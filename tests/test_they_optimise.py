@@ -61,7 +61,7 @@ def final_loss(digits, network, optimizer, **options) -> float:
 DIAGONAL = {
     "RFRMSprop": (
         rootfree.RFRMSprop,
-        {"max_update": None, "nesterov": False},
+        {"max_update": None, "nesterov": False, "fast_start": False},
         (0.03, 0.1, 0.3, 1.0),
     ),
     "RFAdagrad": (rootfree.RFAdagrad, {"momentum": 0.9}, (0.1, 0.3, 1.0, 3.0)),

@@ -24,6 +24,7 @@ BAD = {
     "rate_by_rank": [1, 0, "yes", None],
     "maximize": [1, 0, "yes", None],
     "nesterov": [1, 0, "yes", None],
+    "fast_start": [1, 0, "yes", None],
     "safeguard": [1, 0, "yes", None],
     "decoupled_weight_decay": [1, 0.0, "no", None],
     "gamma": [-0.1, 1.1, math.nan],

@@ -28,14 +28,17 @@ def _adamw(start: Array, options: Options) -> RFAdamWOracle:
 ALL_METHODS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     **METHODS,
     "RFRMSprop": (
-        partial(rootfree.RFRMSprop, max_update=None, nesterov=False),
+        partial(rootfree.RFRMSprop, max_update=None, nesterov=False, fast_start=False),
         lambda start, options: RFRMSPropOracle(start, **options),
     ),
     "RFAdagrad": (
         partial(rootfree.RFAdagrad, max_update=None),
         lambda start, options: RFAdaGradOracle(start, **options),
     ),
-    "RFAdamW": (partial(rootfree.RFAdamW, max_update=None, nesterov=False), _adamw),
+    "RFAdamW": (
+        partial(rootfree.RFAdamW, max_update=None, nesterov=False, fast_start=False),
+        _adamw,
+    ),
 }
 
 _DIAGONAL: Options = {"lr": 0.05, "batch_size": 10, "damping": 0.3, "weight_decay": 0.1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from rootfree.rules.diagonal import (
     limited_for_average,
     preconditioned_descent_,
     preconditioned_heavy_ball_,
+    start_rate,
 )
 from rootfree.rules.momentum import Tail, decay_
 from rootfree.shell.gradients import find_work
@@ -27,6 +27,8 @@ from rootfree.shell.gradients import find_work
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 SHAPES = [(), (1,), (7,), (CHUNK - 1,), (CHUNK + 3,), (3, 5, 2, 2)]
 BETA2, B, LAM, KAPPA, LR = 0.125, 8, 0.25, 0.01, 0.1
+# Of SHAPES: 5/(t + 6) is a power of two at 4, 14 and 34; from 34 on it is at most β₂.
+COUNTS = [4, 14, 34, 35, 14, 4]
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Lists:
     ss: list[Tensor]
     ms: list[Tensor]
     counters: list[Tensor]
+    steps: list[Tensor] = field(default_factory=list)  # counts, of a fast start
     options: dict = field(default_factory=dict)
 
     def clone(self) -> Lists:
@@ -48,7 +51,7 @@ class Lists:
 
     @property
     def kinds(self) -> list[list[Tensor]]:
-        return [self.ps, self.gs, self.ss, self.ms, self.counters]
+        return [self.ps, self.gs, self.ss, self.ms, self.counters, self.steps]
 
     def changed_from(self, other: Lists) -> bool:
         return any(
@@ -60,7 +63,7 @@ class Lists:
 
 def lists(
     shapes=SHAPES, *, dtype=FP32, grad=None, state=FP32, momentum=True, gamma=1.0, seed=0,
-    nesterov=False, decoupled=False, clip=None,
+    nesterov=False, decoupled=False, clip=None, fast=False,
 ):  # fmt: skip
     """Random ones. Squares of gradients and preconditioners are exact in fp32: k/8 and k/16."""
     ps = [normal(*s, seed=seed + i).to(dtype) for i, s in enumerate(shapes)]
@@ -74,21 +77,23 @@ def lists(
         [s.to(state) for s in ss],
         ms if momentum else [],
         counters if state == BF16 else [],
+        [torch.tensor(t, device=DEVICE) for t in COUNTS] if fast else [],
         {"gamma": gamma, "tail": Tail(LR, 0.9, KAPPA, nesterov, decoupled, clip=clip)},
     )
 
 
 def fused(update: str, x: Lists, kernel: FusedDiagonal | None = None) -> bool:
     kernel, tail = kernel or FusedDiagonal(x.ps), x.options["tail"]
-    kernel.send(tail, keep=1 - BETA2 * x.options["gamma"], gain=BETA2 * B, reach=inf, lam=LAM)
-    done = kernel.update_(update, x.gs, x.ss, x.ms, x.counters, tail)
+    kernel.send(tail, beta2=BETA2, gamma=x.options["gamma"], B=B, lam=LAM)
+    done = kernel.update_(update, x.gs, x.ss, x.ms, x.counters, x.steps, tail)
     assert kernel.fits == done
     return done
 
 
 def by_rule(update: str, x: Lists) -> None:
     gs = [g.float() for g in x.gs]
-    squares = {"beta2": BETA2, "B": B, "gamma": x.options["gamma"]}
+    rate = [start_rate(t.float(), BETA2) for t in x.steps] or BETA2
+    squares = {"beta2": rate, "B": B, "gamma": x.options["gamma"]}
     tail = x.options["tail"]
     if update == "heavy_ball":
         with widened(x.ss, FP32, x.counters) as ss:
@@ -100,6 +105,8 @@ def by_rule(update: str, x: Lists) -> None:
             accumulate_squares_(ss, gs, **squares)
         with widened(x.ms, FP32, x.counters) as ms:
             within = gs if tail.clip is None else limited_for_average(gs, ss, lam=LAM, c=tail.clip)
+            if x.steps and tail.clip is not None:
+                torch._foreach_copy_(ms, limited_for_average(ms, ss, lam=LAM, c=tail.clip))
             average_(ms, within, alpha=tail.alpha1)
             ns = ahead(ms, within, alpha=tail.alpha1) if tail.nesterov else ms
         decay_(x.ps, lr=tail.lr, kappa=tail.kappa)
@@ -146,6 +153,8 @@ METHODS = {
     "adamw": ("averaged", {}),
     "adamw-clipped": ("averaged", {"clip": 0.3}),
     "adamw-nesterov": ("averaged", {"nesterov": True, "clip": 0.3}),
+    "fast": ("heavy_ball", {"fast": True}),
+    "adamw-fast": ("averaged", {"fast": True, "clip": 0.3}),
 }
 
 
@@ -184,8 +193,8 @@ def test_numbers_come_from_the_table(update):
     """A recorded update follows what is sent later."""
     x = lists([(9,), (2, 3)], decoupled=True)
     other, kernel = with_tail(x.clone(), lr=0.3, alpha1=0.5, kappa=0.2), FusedDiagonal(x.ps)
-    kernel.send(other.options["tail"], keep=1 - BETA2, gain=BETA2 * B, reach=inf, lam=LAM)
-    assert kernel.update_(update, x.gs, x.ss, x.ms, x.counters, x.options["tail"])
+    kernel.send(other.options["tail"], beta2=BETA2, gamma=1.0, B=B, lam=LAM)
+    assert kernel.update_(update, x.gs, x.ss, x.ms, x.counters, [], x.options["tail"])
     by_rule(update, other)
     assert_alike(x, other)
 

@@ -110,9 +110,9 @@ _SHAMPOO = {"nesterov": False, "decoupled_weight_decay": False, "max_update_rms"
 _SHAMPOO["rate_by_rank"] = False
 #: Defaults from when the trajectories were recorded that are others now.
 DEFAULTS_THEN: dict[str, dict[str, Any]] = {
-    "RFRMSprop": {"max_update": None, "nesterov": False},
+    "RFRMSprop": {"max_update": None, "nesterov": False, "fast_start": False},
     "RFAdagrad": {"max_update": None},
-    "RFAdamW": {"max_update": None, "nesterov": False},
+    "RFAdamW": {"max_update": None, "nesterov": False, "fast_start": False},
     "RFShampoo": {"lr": 1e-3, "factor_norm": None, "init_scale": 1.0, **_SHAMPOO},
     "IFShampoo": {"lr": 1e-3, **_SHAMPOO},
 }

@@ -28,10 +28,12 @@ DAMPING = 0.2  # as large as the curvature here, so that it is felt
 EQUAL = 1e-12
 DIFFERENT = 1e-3
 
+# With a fast start, s₀ would soon be forgotten and could not be missed.
+PLAIN = {"fast_start": False}
 OPTIMIZERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "RFRMSprop": (rootfree.RFRMSprop, {"lr": 0.05, "precond_lr": 0.1, "momentum": 0.5}),
+    "RFRMSprop": (rootfree.RFRMSprop, {"lr": 0.05, "precond_lr": 0.1, "momentum": 0.5, **PLAIN}),
     "RFAdagrad": (rootfree.RFAdagrad, {"lr": 0.5, "precond_lr": 0.1, "momentum": 0.5}),
-    "RFAdamW": (rootfree.RFAdamW, {"lr": 0.05, "betas": (0.5, 0.9)}),
+    "RFAdamW": (rootfree.RFAdamW, {"lr": 0.05, "betas": (0.5, 0.9), **PLAIN}),
 }
 
 

@@ -9,7 +9,7 @@ from rootfree.kernels.block_table import as_table
 from rootfree.kernels.launch import launch, triton_kernels
 from rootfree.kernels.rounding import advance_
 from rootfree.kernels.tables import AddressTable, NumberTable
-from rootfree.rules.diagonal import TINY
+from rootfree.rules.diagonal import TINY, reach
 from rootfree.rules.momentum import Tail
 
 Tensors = list[Tensor]
@@ -30,17 +30,22 @@ class FusedDiagonal:
         tables = (self._items, self._sizes)
         #: parameters, preconditioners, momenta, counters
         self._state = AddressTable(4 * len(ps), device, beside=tables)
+        #: not in `_state`, because they are not aligned
+        self._counts = AddressTable(len(ps), device, beside=tables)
         self._gradients = AddressTable(len(ps), device, beside=tables)
-        self._numbers = NumberTable(9, device)
+        self._numbers = NumberTable(11, device)
         self._strides: list[tuple[int, ...]] | None = None  # None: not supported by the kernel
         self.fits = False  # whether the kernel could do the last update
 
-    def send(self, tail: Tail, *, keep: float, gain: float, reach: float, lam: float) -> None:
+    def send(self, tail: Tail, *, beta2: float, gamma: float, B: int, lam: float) -> None:
         """Bring the hyper-parameters to the device."""
         self._gradients.stock_up()
         self._state.stock_up()
-        others = (tail.alpha1, max(lam, TINY), tail.kappa, tail.clip or 1.0, reach)
-        self._numbers.send(tail.lr, keep, gain, *others, 0.0)
+        self._counts.stock_up()
+        keep, gain = 1 - beta2 * gamma, beta2 * B
+        others = (tail.alpha1, max(lam, TINY), tail.kappa, tail.clip or 1.0)
+        rates = (reach(gain=gain, gamma=gamma), beta2, float(B))
+        self._numbers.send(tail.lr, keep, gain, *others, *rates, 0.0)
 
     def update_(
         self,
@@ -49,14 +54,15 @@ class FusedDiagonal:
         ss: list[Tensor],
         ms: list[Tensor],
         counters: list[Tensor],
+        steps: list[Tensor],
         tail: Tail,
         skip: Tensor | None = None,
     ) -> bool:
         """Update parameters, ss, ms and counters in place; whether the kernel could.
 
         It supports plain tensors that are not in fp64, with gradients and state laid out like their
-        parameters. For others it does nothing. `skip`, on the device: nothing changes if it is not
-        0.
+        parameters. For others it does nothing. `steps`: how often each parameter was updated, for a
+        fast start; empty: there is none. `skip`, on the device: nothing changes if it is not 0.
         """
         ps, lr = self._ps, tail.lr
         # Without momentum or counters, the kernel does not read their addresses.
@@ -64,6 +70,8 @@ class FusedDiagonal:
         self.fits = self._fit(mine, gs, rounded=bool(counters))
         if not self.fits:
             return False
+        if steps:
+            self._counts.send(steps)
         kernels, averaged = triton_kernels(), update == "averaged"
         with torch.cuda.device_of(ps[0]):
             if skip is not None:
@@ -71,11 +79,13 @@ class FusedDiagonal:
             launch(
                 kernels.diagonal.diagonal_kernel, len(self._items),
                 self._items, self._sizes, self._state.tensor, self._gradients.tensor,
+                self._counts.tensor,
                 lr if isinstance(lr, Tensor) and lr.is_cuda else self._numbers.tensor,
                 self._numbers.tensor, len(ps),
                 P=kernels.dtype(ps[0]), G=kernels.dtype(gs[0]), S=kernels.dtype(ss[0]),
                 AVERAGED=averaged, MOMENTUM=bool(ms), NESTEROV=bool(ms) and tail.nesterov,
                 DECOUPLED=tail.decoupled or averaged, CLIP=tail.clip is not None,
+                FAST=bool(steps),
                 ALIGNED=self._state.aligned and self._gradients.aligned,
                 CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
             )  # fmt: skip

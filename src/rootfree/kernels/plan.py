@@ -119,8 +119,8 @@ def _usable(device: torch.device) -> bool:
     tail = Tail(lr=0.0, alpha1=0.0, kappa=0.0, nesterov=False, decoupled=False)
     try:
         kernel = FusedDiagonal([p])
-        kernel.send(tail, keep=1.0, gain=1.0, reach=1.0, lam=1.0)
-        kernel.update_("heavy_ball", [g], [s], [], [], tail)
+        kernel.send(tail, beta2=1.0, gamma=1.0, B=1, lam=1.0)
+        kernel.update_("heavy_ball", [g], [s], [], [], [], tail)
     except Exception as error:  # of any kind: the rules run instead
         warnings.warn(
             f"the fused kernels are not used on {device}, because Triton failed "

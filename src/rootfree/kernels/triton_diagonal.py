@@ -2,8 +2,9 @@
 
 A program updates one chunk of one parameter. `items` (two int32 each) say which parameter and which
 chunk. `state` holds the addresses of all parameters, then of all preconditioners, all momenta and,
-for bf16 state, all rounding counters. `gradients` holds the addresses of the gradients. `numbers`
-(fp32): β₁, keep, gain, α₁, λ, κ, c, reach; the last forbids changes if it is not 0.
+for bf16 state, all rounding counters. `gradients` holds the addresses of the gradients, `counts`
+those of the counts of steps. `numbers` (fp32): β₁, keep, gain, α₁, λ, κ, c, reach, β₂, B; the last
+forbids changes if it is not 0.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from rootfree.kernels.triton_shared import clipped, load_pointer, store_state
 from rootfree.rules import diagonal
 
 LARGEST = tl.constexpr(diagonal.LARGEST)
+START = tl.constexpr(diagonal.START)
 
 
 @triton.jit
 def _update(
     p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa, c, reach,
     AVERAGED: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
-    CLIP: tl.constexpr,
+    CLIP: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """s <- keep·s + gain·g², and then
 
@@ -47,6 +49,8 @@ def _update(
     if AVERAGED:
         if CLIP:
             g = clipped(g, c * (s + lam))
+            if FAST:  # s may fall by far more in a step than m
+                m = clipped(m, c * (s + lam))
         m += (1 - alpha1) * (g - m)
         store_state(m_at, at, mask, m, at, counter + 1)
         if NESTEROV:
@@ -67,13 +71,13 @@ def _update(
 
 @triton.jit
 def diagonal_kernel(
-    items, sizes, state, gradients, lr_at, numbers, count,
+    items, sizes, state, gradients, counts, lr_at, numbers, count,
     P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, AVERAGED: tl.constexpr,
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr, CLIP: tl.constexpr,
-    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    FAST: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update one chunk of one parameter."""
-    if tl.load(numbers + 8) != 0:
+    """Update one chunk of one parameter; FAST: with a larger β₂ in the first steps."""
+    if tl.load(numbers + 10) != 0:
         return
     which = tl.load(items + 2 * tl.program_id(0))
     start = tl.load(items + 2 * tl.program_id(0) + 1).to(tl.int64) * CHUNK
@@ -95,13 +99,21 @@ def diagonal_kernel(
     kappa = tl.load(numbers + 5)
     c = tl.load(numbers + 6)
     reach = tl.load(numbers + 7)
+    if FAST:  # keep, gain and reach are those of β₂ after the start
+        beta2 = tl.load(numbers + 8)
+        steps = tl.load(tl.load(counts + which).to(tl.pointer_type(tl.int64)))
+        rate = START / (steps.to(tl.float32) + (START + 1))
+        if rate > beta2:
+            keep = 1 - rate
+            gain = rate * tl.load(numbers + 9)
+            reach *= tl.sqrt(beta2 / rate)
     if start + CHUNK <= size:  # without a mask, four numbers are read at once
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             _update(
                 p_at, g_at, s_at, m_at, at, None, counter,
                 step, keep, gain, alpha1, lam, kappa, c, reach,
-                AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP,
+                AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP, FAST,
             )  # fmt: skip
     else:
         for begin in tl.static_range(0, CHUNK, BLOCK):
@@ -110,5 +122,5 @@ def diagonal_kernel(
             _update(
                 p_at, g_at, s_at, m_at, at, mask, counter,
                 step, keep, gain, alpha1, lam, kappa, c, reach,
-                AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP,
+                AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP, FAST,
             )  # fmt: skip

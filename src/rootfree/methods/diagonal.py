@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
+import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from rootfree.kernels.diagonal import FusedDiagonal
 from rootfree.kernels.finite import unchanged_if
 from rootfree.kernels.plan import kernels_run
-from rootfree.kernels.rounding import widened
+from rootfree.kernels.rounding import advance_, widened
 from rootfree.placement.local import is_sharded
 from rootfree.rules import diagonal as rules
+from rootfree.shell import gradients
 from rootfree.shell.inspection import Factor, diagonal_factors
 from rootfree.shell.optimizer import RootFreeOptimizer, states
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
-from rootfree.shell.work import Group, Work, portions_of
+from rootfree.shell.step_counts import count_, first_count, lay_out_counts
+from rootfree.shell.work import Group, GroupMemory, Work, portions_of
 
 # Elements that are updated together where a copy of them is taken first.
 AT_ONCE = 2**26
@@ -31,7 +35,15 @@ class DiagonalOptimizer(RootFreeOptimizer):
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         # s = 1 and, with momentum, m = 0
         fill = {"preconditioner": 1.0, **({"momentum": 0.0} if group["momentum"] > 0 else {})}
-        return parameter_state(p, group, fill, salt=len(self.state))
+        return {**parameter_state(p, group, fill, salt=len(self.state)), **self._count_of(p)}
+
+    def _count_of(self, p: Tensor) -> dict[str, Tensor]:
+        """The count of steps, in methods whose start depends on it."""
+        return {"step": first_count(p)} if "fast_start" in self.options else {}
+
+    def _lay_out(self, memory: GroupMemory) -> None:
+        if "fast_start" in self.options:
+            lay_out_counts(memory, clock=False)
 
     def _describe(self, p: Tensor, group: Group) -> str:
         return "diagonal"
@@ -50,15 +62,25 @@ class DiagonalOptimizer(RootFreeOptimizer):
 
     def _update(self, work: Work) -> None:
         if self._update_fused(work):
-            return
-        if work.skip is None:
+            pass
+        elif work.skip is None:
             self._update_by_rule(work)
-            return
-        keys = ("preconditioner", "momentum", "rounding")
-        for part in portions_of(work, AT_ONCE):
-            changed = [tensor for key in keys for tensor in states(part, key)]
-            with unchanged_if(work.skip, [*part.ps, *changed]):
-                self._update_by_rule(part)
+        else:
+            keys = ("preconditioner", "momentum", "rounding")
+            for part in portions_of(work, AT_ONCE):
+                changed = [tensor for key in keys for tensor in states(part, key)]
+                with unchanged_if(work.skip, [*part.ps, *changed]):
+                    self._update_by_rule(part)
+        if "fast_start" in self.options:
+            self._count(work)
+
+    def _count(self, work: Work) -> None:
+        # Compiled steps remember nothing, also where they leave their graph.
+        memory = None if torch.compiler.is_compiling() else self._memories.get(id(work.group))
+        if memory is None:
+            advance_(states(work, "step"), 1, skip=work.skip)
+        else:
+            count_(memory, work)
 
     def _update_by_rule(self, work: Work) -> None:
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
@@ -66,25 +88,25 @@ class DiagonalOptimizer(RootFreeOptimizer):
         gs = in_working_dtype(ps, work.gs)
         with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- (1 - β₂γ) s + β₂ B g²
-            gs = self._accumulate_(work, ss, gs, beta2=group["precond_lr"], gamma=self._gamma)
+            gs = self._accumulate_(work, ss, gs)
         with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
             tail = self._tail(group)
             rules.preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
 
-    def _accumulate_(
-        self, work: Work, ss: list[Tensor], gs: list[Tensor], *, beta2: float, gamma: float
-    ) -> list[Tensor]:
+    def _accumulate_(self, work: Work, ss: list[Tensor], gs: list[Tensor]) -> list[Tensor]:
         """s <- (1 - β₂γ) s + β₂ diag(H), where H = B·ggᵀ unless it is given.  Changes ss.
 
         Returns the gradients. Where steps are limited, outliers are too; otherwise it is the
         paper's rule, and nothing is.
         """
         B, guarded = work.group["batch_size"], work.group["max_update"] is not None
+        beta2, gamma = self._rate(work, ss[0].dtype), self._gamma
         largest = rules.largest_of(states(work, "preconditioner")[0].dtype, ss[0].dtype)
         if self._curvature is None:
             if guarded:
-                gs = rules.limited(gs, ss, reach=rules.reach(gain=beta2 * B, gamma=gamma))
+                gain = [b * B for b in beta2] if isinstance(beta2, list) else beta2 * B
+                gs = rules.limited(gs, ss, reach=rules.reach(gain=gain, gamma=gamma))
             rules.accumulate_squares_(ss, gs, beta2=beta2, B=B, gamma=gamma, largest=largest)
         else:
             hs = self._curvature.diagonals(work.params, gs, work.offsets, B=B)
@@ -95,10 +117,25 @@ class DiagonalOptimizer(RootFreeOptimizer):
             rules.accumulate_(ss, hs, beta2=beta2, gamma=gamma, largest=largest)
         return gs
 
-    def _rates(self, group: Group) -> dict[str, float]:
-        """s <- keep·s + gain·g²."""
-        beta2, B = group["precond_lr"], group["batch_size"]
-        return {"keep": 1 - beta2 * self._gamma, "gain": beta2 * B}
+    @staticmethod
+    def _beta2(group: Group) -> float:
+        """β₂ after the start."""
+        return cast("float", group["precond_lr"])
+
+    def _counts(self, work: Work) -> list[Tensor]:
+        """How often parameters were updated, where β₂ depends on it; else empty."""
+        fast = work.group.get("fast_start", False) and self._beta2(work.group) > 0
+        return states(work, "step") if fast else []
+
+    def _rate(self, work: Work, dtype: torch.dtype) -> rules.Rate:
+        """β₂ of this step."""
+        beta2, steps = self._beta2(work.group), self._counts(work)
+        if not steps:
+            return beta2
+        rates = rules.start_rate(torch.stack(steps).to(dtype), beta2)
+        if not gradients.host_reads(rates.device) or isinstance(rates, FakeTensor):
+            return [*rates.unbind()]
+        return cast("list[float]", rates.tolist())
 
     def _update_fused(self, work: Work) -> bool:
         """Update by one launch; returns False, with nothing done, where there is no kernel."""
@@ -118,6 +155,7 @@ class DiagonalOptimizer(RootFreeOptimizer):
             states(work, "preconditioner"),
             states(work, "momentum"),
             states(work, "rounding"),
+            self._counts(work),
             self._tail(work.group),
             work.skip,
         )
@@ -128,6 +166,10 @@ class DiagonalOptimizer(RootFreeOptimizer):
     def _send_numbers(self, work: Work) -> None:
         if work.kernel is not None:
             group = work.group
-            rates = self._rates(group)
-            rates["reach"] = rules.reach(gain=rates["gain"], gamma=self._gamma)
-            work.kernel.send(self._tail(group), lam=group["damping"], **rates)
+            work.kernel.send(
+                self._tail(group),
+                beta2=self._beta2(group),
+                gamma=self._gamma,
+                B=group["batch_size"],
+                lam=group["damping"],
+            )

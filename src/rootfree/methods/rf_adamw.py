@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from rootfree.rules.momentum import Tail, decay_
 from rootfree.shell.checks import Optional, averaging_pair, boolean, positive
 from rootfree.shell.inspection import update_rms
 from rootfree.shell.optimizer import states
-from rootfree.shell.options import BASIC_OPTIONS
+from rootfree.shell.options import BASIC_OPTIONS, START_OPTIONS
 from rootfree.shell.parameter_state import in_working_dtype, parameter_state, working_dtype
 from rootfree.shell.work import Group, Work
 
@@ -27,7 +28,7 @@ class RFAdamW(DiagonalOptimizer):
     .. code-block:: text
 
         v <- b₂ v + (1 - b₂) g²
-        m <- b₁ m + (1 - b₁) g            each element of g at most c(B v + λ)
+        m <- b₁ m + (1 - b₁) g            each element of m and of g at most c(B v + λ)
         n  = b₁ m + (1 - b₁) g            Nesterov; without it n = m
         p <- p - β₁κ p - β₁ n/(B v + λ)   v starts at 1/B, m at 0; no bias correction
 
@@ -46,6 +47,9 @@ class RFAdamW(DiagonalOptimizer):
             p goes on for ten steps, whatever the next gradients say.
         max_update: c, a limit on each element of g/(B v + λ) before it enters the average: a batch
             unlike the others moves an element of p by about β₁c in all. None: no limit.
+        fast_start: 1 - b₂ is max(1 - b₂, 5/(t + 6)) at step t (from 0), as in
+            :class:`rootfree.RFRMSprop`. v may then fall by far more in a step than m, so the
+            elements of m are limited like those of g. False: 1 - b₂, and no limit on m.
 
     The other arguments are those of :class:`rootfree.RFRMSprop`. The defaults were chosen like its
     defaults.
@@ -62,6 +66,7 @@ class RFAdamW(DiagonalOptimizer):
     _kernel = "averaged"
     options = {
         **BASIC_OPTIONS,
+        **START_OPTIONS,
         "betas": averaging_pair,
         "nesterov": boolean,
         "max_update": Optional(positive),
@@ -78,6 +83,7 @@ class RFAdamW(DiagonalOptimizer):
         weight_decay: float = 0.0,  # κ
         nesterov: bool = True,
         max_update: float | None = 0.03,
+        fast_start: bool = True,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
@@ -91,7 +97,7 @@ class RFAdamW(DiagonalOptimizer):
 
     def _init_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         fill = {"preconditioner": 1.0, "momentum": 0.0}
-        return parameter_state(p, group, fill, salt=len(self.state))
+        return {**parameter_state(p, group, fill, salt=len(self.state)), **self._count_of(p)}
 
     def _update_by_rule(self, work: Work) -> None:
         group, (b1, b2) = work.group, work.group["betas"]
@@ -100,10 +106,12 @@ class RFAdamW(DiagonalOptimizer):
         lr, lam, c = group["lr"], group["damping"], group["max_update"]
         with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- b₂ s + (1 - b₂) B g²   (s = B v)
-            gs = self._accumulate_(work, ss, gs, beta2=1 - b2, gamma=self._gamma)
+            gs = self._accumulate_(work, ss, gs)
         with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
-            # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ)
+            # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ); with a fast start of m too
             within = gs if c is None else rules.limited_for_average(gs, ss, lam=lam, c=c)
+            if c is not None and self._counts(work):
+                torch._foreach_copy_(ms, rules.limited_for_average(ms, ss, lam=lam, c=c))
             rules.average_(ms, within, alpha=b1)
             # n = b₁ m + (1 - b₁) g
             ns = rules.ahead(ms, within, alpha=b1) if group["nesterov"] else ms
@@ -121,9 +129,9 @@ class RFAdamW(DiagonalOptimizer):
         rest = 1 - tail.alpha1
         return update_rms(tail._replace(lr=rest * tail.lr), p, step / rest, u)
 
-    def _rates(self, group: Group) -> dict[str, float]:
-        b2 = group["betas"][1]
-        return {"keep": b2, "gain": (1 - b2) * group["batch_size"]}
+    @staticmethod
+    def _beta2(group: Group) -> float:
+        return cast("float", 1 - group["betas"][1])
 
     def _tail(self, group: Group) -> Tail:
         b1 = group["betas"][0]

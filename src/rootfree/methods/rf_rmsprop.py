@@ -8,7 +8,7 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import Curvature
 from rootfree.methods.diagonal import DiagonalOptimizer
-from rootfree.shell.options import HEAVY_BALL_OPTIONS
+from rootfree.shell.options import HEAVY_BALL_OPTIONS, START_OPTIONS
 
 
 class RFRMSprop(DiagonalOptimizer):
@@ -41,6 +41,10 @@ class RFRMSprop(DiagonalOptimizer):
             by more than β₁c/(1 - α₁) in a step. With it, g², or the given curvature, counts at most
             as much as adds 1,000(s + 1) to s: an outlier does not stop an element for long. None:
             no limits, as in the paper.
+        fast_start: β₂ is max(β₂, 5/(t + 6)) at step t (from 0). s then forgets its start s = 1
+            within some twenty steps, and not within hundreds: a short training is faster, and where
+            gradients are small a long one too. With β₂ = 0, s stays as it is. False: β₂ throughout,
+            as in the paper.
         state_dtype: dtype of s and m. None: float32, for float64 parameters float64.
             ``torch.bfloat16`` halves the state and rounds it stochastically.
         curvature: where H comes from, a :class:`rootfree.Curvature`; diag(H) takes the place of
@@ -58,7 +62,7 @@ class RFRMSprop(DiagonalOptimizer):
             and the host does not wait. "raise": it changes nothing and raises FloatingPointError.
             "propagate": it does not look.
 
-    With ``nesterov=False, max_update=None`` this is the paper's method. The table *first try* on
+    With ``nesterov=False, max_update=None, fast_start=False`` this is the paper's method. The table *first try* on
     the page *Which optimizer, which settings* shows what the defaults do.
 
     Example:
@@ -70,7 +74,7 @@ class RFRMSprop(DiagonalOptimizer):
         >>> optimizer.step()
     """
 
-    options = HEAVY_BALL_OPTIONS
+    options = {**HEAVY_BALL_OPTIONS, **START_OPTIONS}
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class RFRMSprop(DiagonalOptimizer):
         nesterov: bool = True,
         decoupled_weight_decay: bool = False,
         max_update: float | None = 0.03,
+        fast_start: bool = True,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,

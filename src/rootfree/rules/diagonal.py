@@ -15,6 +15,7 @@ from torch import Tensor
 from rootfree.rules.momentum import Tail, descend_
 
 Tensors = list[Tensor]
+Rate = float | list[float] | Tensors  # one β₂ for all, or a number or tensor () for each
 
 # The least λ: with zero, a preconditioner that decayed to zero would make 0/0 of a zero gradient.
 # Beside any other number it is below rounding.
@@ -22,17 +23,30 @@ TINY = torch.finfo(torch.float32).tiny
 # In one step s grows by this times s + 1 at most. An average forgets an outlier in log(GROWTH)/β₂
 # steps. A sum forgets nothing, so it may no more than double.
 GROWTH, GROWTH_OF_SUMS = 1e3, 1.0
+# With a fast start, β₂ is max(β₂, START/(t + START + 1)) at step t.
+START = 5
 # The largest s, just inside the range of fp32 and bf16: from infinity it could not come back.
 LARGEST = 3e38
 
 
-def reach(*, gain: float, gamma: float) -> float:
+def start_rate(steps: Tensor, beta2: float) -> Tensor:
+    """max(β₂, 5/(t + 6)) at step t (from 0).
+
+    s then forgets its start s = 1 within twenty steps. With β₂ = 0.02 alone the weight of the start
+    halves every 35 steps: where the curvature is 1e-4, that takes 500.
+    """
+    return (START / (steps + (START + 1))).clamp_min(beta2)
+
+
+def reach(*, gain: Rate, gamma: float) -> Rate:
     """c/√(s + 1), where a gradient c adds as much to s as it may grow; γ = 0 sums."""
     growth = GROWTH if gamma > 0 else GROWTH_OF_SUMS
+    if isinstance(gain, list):
+        return [(growth / each) ** 0.5 for each in gain]
     return math.sqrt(growth / gain) if gain > 0 else math.inf
 
 
-def limited(gs: Tensors, ss: Tensors, *, reach: float) -> Tensors:
+def limited(gs: Tensors, ss: Tensors, *, reach: Rate) -> Tensors:
     """max(-c, min(g, c)), element by element, with c = reach·√(s + 1).
 
     The step g/(s + gain·g²) is largest for a smaller g than c, so an outlier still takes less than
@@ -46,8 +60,10 @@ def limited(gs: Tensors, ss: Tensors, *, reach: float) -> Tensors:
     return _within(gs, limits)
 
 
-def _all_below(gs: Tensors, *, reach: float) -> bool:
+def _all_below(gs: Tensors, *, reach: Rate) -> bool:
     """Whether no gradient can reach its limit, as far as the host knows without waiting."""
+    if isinstance(reach, list):
+        return False
     if reach == math.inf:
         return True
     if torch.compiler.is_compiling() or type(gs[0]) is not Tensor or gs[0].device.type != "cpu":
@@ -56,14 +72,14 @@ def _all_below(gs: Tensors, *, reach: float) -> bool:
 
 
 def limited_together(
-    gs: Tensors, hs: Tensors, ss: Tensors, *, reach: float
+    gs: Tensors, hs: Tensors, ss: Tensors, *, reach: Rate
 ) -> tuple[Tensors, Tensors]:
     """(√f·g, f·h), f = min(1, reach²·(s + 1)/h): h adds at most what s may grow by.
 
     A batch that is unlike the others has a large h and a large g², so both are limited.
     """
     limits = list(torch._foreach_add(ss, 1.0))
-    torch._foreach_mul_(limits, reach**2)
+    torch._foreach_mul_(limits, [c**2 for c in reach] if isinstance(reach, list) else reach**2)
     factors = list(torch._foreach_div(limits, list(torch._foreach_clamp_min(hs, TINY))))
     torch._foreach_clamp_max_(factors, 1.0)
     torch._foreach_sqrt_(factors)
@@ -77,20 +93,29 @@ def largest_of(*dtypes: torch.dtype) -> float:
 
 
 def accumulate_squares_(
-    ss: Tensors, gs: Tensors, *, beta2: float, B: int, gamma: float, largest: float = LARGEST
+    ss: Tensors, gs: Tensors, *, beta2: Rate, B: int, gamma: float, largest: float = LARGEST
 ) -> None:
     """s <- (1 - β₂γ) s + β₂ B g², at most `largest`.  Changes ss."""
+    if isinstance(beta2, list):
+        hs = torch._foreach_mul(gs, gs)
+        torch._foreach_mul_(hs, B)
+        accumulate_(ss, list(hs), beta2=beta2, gamma=gamma, largest=largest)
+        return
     torch._foreach_mul_(ss, 1 - beta2 * gamma)
     torch._foreach_addcmul_(ss, gs, gs, value=beta2 * B)
     torch._foreach_clamp_max_(ss, largest)
 
 
 def accumulate_(
-    ss: Tensors, hs: Tensors, *, beta2: float, gamma: float, largest: float = LARGEST
+    ss: Tensors, hs: Tensors, *, beta2: Rate, gamma: float, largest: float = LARGEST
 ) -> None:
     """s <- (1 - β₂γ) s + β₂ h, h the diagonal of the curvature, at most `largest`.  Changes ss."""
-    torch._foreach_mul_(ss, 1 - beta2 * gamma)
-    torch._foreach_add_(ss, hs, alpha=beta2)
+    if isinstance(beta2, list):
+        torch._foreach_mul_(ss, [1 - each * gamma for each in beta2])
+        torch._foreach_add_(ss, torch._foreach_mul(hs, beta2))
+    else:
+        torch._foreach_mul_(ss, 1 - beta2 * gamma)
+        torch._foreach_add_(ss, hs, alpha=beta2)
     torch._foreach_clamp_max_(ss, largest)
 
 
@@ -112,7 +137,10 @@ def ahead(ms: Tensors, gs: Tensors, *, alpha: float) -> Tensors:
 
 
 def limited_for_average(gs: Tensors, ss: Tensors, *, lam: float, c: float) -> Tensors:
-    """g, each element at most c(s+λ): a gradient far beyond the others does not rule an average."""
+    """g, each element at most c(s+λ): a gradient far beyond the others does not rule an average.
+
+    With a fast start the average itself, too: s may fall by far more in a step than the average.
+    """
     limits = list(torch._foreach_add(ss, max(lam, TINY)))
     torch._foreach_mul_(limits, c)
     return _within(gs, limits)

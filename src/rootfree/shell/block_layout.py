@@ -53,7 +53,7 @@ def lay_out(optimizer: BlockOptimizer, memory: GroupMemory) -> None:
     where = {p: i for i, p in enumerate(memory.params)}
     owners = {i: where[pairs.owner(p)] for p, i in where.items()}
     memory.owners = {i: owner for i, owner in owners.items() if i != owner}
-    lay_out_counts(memory)
+    lay_out_counts(memory, clock=True)
 
 
 def _plan(optimizer: BlockOptimizer, p: Tensor, structures: Structures, group: Group) -> Plan:

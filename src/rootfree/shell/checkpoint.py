@@ -155,6 +155,8 @@ def _checked_values(
     counted = saved.get("step", 0)
     if isinstance(counted, bool) or not isinstance(counted, int) or counted < 0:
         raise StateMismatchError(f"step must be a count in the checkpoint, got {counted!r}")
+    if "fast_start" in group:  # a checkpoint from before there was one continues without
+        saved = {"fast_start": False, **saved}
     values = {**group, **_with_dtypes(deepcopy(dict(saved)))}
     method = optimizer._of(values)
     check_option_names(saved, [*method.options, "companion"], method=type(optimizer).__name__)

@@ -101,7 +101,9 @@ class RootFreeOptimizer(Optimizer, Method):
             self._pairs = self._curvature.pairs
         for group in self.param_groups:  # pickled before these options existed
             options = self._of(group).options
-            group.update(dict.fromkeys({*_SWITCHES, "maximize"} & {*options} - {*group}, False))
+            group.update(
+                dict.fromkeys({*_SWITCHES, "maximize", "fast_start"} & {*options} - {*group}, False)
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.

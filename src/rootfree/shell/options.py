@@ -44,6 +44,9 @@ HEAVY_BALL_OPTIONS: dict[str, Check] = {
     "max_update": Optional(positive),
 }
 
+#: Options of the diagonal methods that average.
+START_OPTIONS: dict[str, Check] = {"fast_start": boolean}
+
 #: Options of the methods that work on blocks.
 BLOCK_OPTIONS: dict[str, Check] = {
     **HEAVY_BALL_OPTIONS,
@@ -80,6 +83,7 @@ WHITENING_OPTIONS: dict[str, Check] = {
 #: Options that some method has, or AdamW.
 OF_SOME_METHOD = {
     *INVERSE_FREE_OPTIONS,
+    *START_OPTIONS,
     *("betas", "eps", "form", "safeguard", "rate_by_rank"),
 }
 

@@ -32,12 +32,16 @@ def _counts_on_device(device: torch.device) -> bool:
     return not gradients.host_reads(device) and device.type != "meta"
 
 
-def lay_out_counts(memory: GroupMemory) -> None:
-    """Put the counts of a group into one tensor per device; state gets views.  Changes memory."""
+def lay_out_counts(memory: GroupMemory, *, clock: bool) -> None:
+    """Put the counts of a group into one tensor per device; state gets views.  Changes memory.
+
+    `clock`: whether the host schedules refreshes by them. Where it counts itself, these are one.
+    """
     if not memory.params:
         return
     devices = dict.fromkeys(p.device for p in memory.params)
-    if not any(map(_counts_on_device, devices)) and not any(CLOCK in row for row in memory.rows):
+    on_host = not any(map(_counts_on_device, devices))
+    if clock and on_host and not any(CLOCK in row for row in memory.rows):
         memory.steps = torch.stack([row["step"] for row in memory.rows])
         for row, step in zip(memory.rows, memory.steps.unbind(), strict=True):
             row["step"] = step
@@ -49,7 +53,8 @@ def lay_out_counts(memory: GroupMemory) -> None:
         memory.counts[device] = torch.stack(here)
     for i, row in enumerate(memory.rows):
         row["step"] = memory.counts[row["step"].device][i]
-    read_clocks(memory)
+    if clock:
+        read_clocks(memory)
 
 
 def read_clocks(memory: GroupMemory) -> None:
@@ -69,9 +74,9 @@ def read_clocks(memory: GroupMemory) -> None:
 
 def count_(memory: GroupMemory, work: Work) -> None:
     """Count an update on the device, unless the step is skipped.  Changes memory.counts."""
-    if isinstance(memory.steps, FakeTensor):  # estimates memory
-        return
     counts = memory.counts[memory.rows[work.where[0]]["step"].device]
+    if isinstance(counts, FakeTensor):  # estimates memory
+        return
     if work.ones is None:  # 1 for every parameter that has a gradient, else 0
         ones = [0] * len(counts)
         for i in work.where:

@@ -116,7 +116,9 @@ _bare: dict[str, Any] = {"safeguard": False, "momentum": 0.0, "precond_lr": 0.1}
 _paper: dict[str, Any] = {**_whole, "factor_norm": "frobenius", "init_scale": 1.0}
 
 
-RF_RMSPROP = Method("RF-RMSProp", "rf-rmsprop", partial(rootfree.RFRMSprop, **_plain), (VECTOR,))
+RF_RMSPROP = Method(
+    "RF-RMSProp", "rf-rmsprop", partial(rootfree.RFRMSprop, fast_start=False, **_plain), (VECTOR,)
+)
 RF_ADAGRAD = Method("RF-AdaGrad", "rf-adagrad", partial(rootfree.RFAdagrad, **_plain), (VECTOR,))
 RF_FULL = Method(
     "RF full matrix", "rf-full", partial(rootfree.RFFullAdagrad, **_whole, **_bare),

@@ -224,8 +224,8 @@ def test_state_counts_memory_once_wherever_it_is_kept():
     optimizer.beside = [{"x": (Holder(),)}]
     assert state_bytes([optimizer], [p]) == 4 * (64 + 100)
     ours = rootfree.RFRMSprop([nn.Parameter(torch.randn(10))], lr=0.1, batch_size=1)
-    # Here the parameter is not known; four bytes count the steps that were left out.
-    assert state_bytes([ours], []) == 8 * 10 + 4 * 10 + 4
+    # Here the parameter is not known; eight bytes count steps, four those that were left out.
+    assert state_bytes([ours], []) == 8 * 10 + 4 * 10 + 8 + 4
 
 
 def test_memory_of_the_machine():

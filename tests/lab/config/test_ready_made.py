@@ -50,7 +50,7 @@ def test_every_experiment_of_the_paper_is_there():
 
 #: Defaults of the library that are not the paper's: its experiments say what they want.
 NOT_THE_PAPERS = {
-    "RFRMSprop": {"nesterov": False, "max_update": None},
+    "RFRMSprop": {"nesterov": False, "max_update": None, "fast_start": False},
     "IFShampoo": {"nesterov": False, "rate_by_rank": False},
 }
 
