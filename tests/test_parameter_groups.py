@@ -268,7 +268,7 @@ def test_without_options_the_optimizers_hold_but_for_the_step_size_of_adamw():
     groups = rootfree.parameter_groups(Transformer(8))
     optimizer = rootfree.IFShampoo(groups, batch_size=4, lr=0.75, weight_decay=0.5)
     for group in optimizer.param_groups:
-        assert group["lr"] == (1e-3 if "companion" in group else 0.75)
+        assert group["lr"] == (3e-3 if "companion" in group else 0.75)
         assert group["weight_decay"] == (0.0 if group["role"] == "vector" else 0.5)
 
 

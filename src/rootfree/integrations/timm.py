@@ -22,7 +22,7 @@ def register() -> list[str]:
     Names are those of the classes, in lower case. timm's groups work as they are: weight-decay
     filtering, and layer decay together with timm's schedulers, which read ``lr_scale``. What timm
     leaves to a fallback optimizer (``fallback_list``) goes to AdamW inside the same optimizer, with
-    the step size ``companion_lr`` (default: 1e-3). To have all of embeddings, head and vectors
+    the step size ``companion_lr`` (default: 3e-3). To have all of embeddings, head and vectors
     there, give ``param_group_fn=rootfree.parameter_groups``.
 
     As timm always does, it sets ``weight_decay`` to 0 and ``momentum`` to 0.9 unless told
@@ -57,7 +57,7 @@ def _make(
     method: type[RootFreeOptimizer],
     params: Iterable[Any],
     *,
-    companion_lr: float = 1e-3,
+    companion_lr: float = 3e-3,
     **options: Any,
 ) -> RootFreeOptimizer:
     has_companions = issubclass(method, BlockOptimizer)

@@ -100,7 +100,7 @@ class RFAdamW(DiagonalOptimizer):
         return {**parameter_state(p, group, fill, salt=len(self.state)), **self._count_of(p)}
 
     def _update_by_rule(self, work: Work) -> None:
-        group, (b1, b2) = work.group, work.group["betas"]
+        group, b1 = work.group, work.group["betas"][0]
         ps, dtype, counters = work.ps, working_dtype(work.ps[0]), states(work, "rounding")
         gs = in_working_dtype(ps, work.gs)
         lr, lam, c = group["lr"], group["damping"], group["max_update"]

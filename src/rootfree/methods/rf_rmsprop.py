@@ -42,9 +42,8 @@ class RFRMSprop(DiagonalOptimizer):
             as much as adds 1,000(s + 1) to s: an outlier does not stop an element for long. None:
             no limits, as in the paper.
         fast_start: β₂ is max(β₂, 5/(t + 6)) at step t (from 0). s then forgets its start s = 1
-            within some twenty steps, and not within hundreds: a short training is faster, and where
-            gradients are small a long one too. With β₂ = 0, s stays as it is. False: β₂ throughout,
-            as in the paper.
+            within some twenty steps, and not within hundreds, which makes short trainings faster.
+            With β₂ = 0, s stays as it is. False: β₂ throughout, as in the paper.
         state_dtype: dtype of s and m. None: float32, for float64 parameters float64.
             ``torch.bfloat16`` halves the state and rounds it stochastically.
         curvature: where H comes from, a :class:`rootfree.Curvature`; diag(H) takes the place of
@@ -62,8 +61,8 @@ class RFRMSprop(DiagonalOptimizer):
             and the host does not wait. "raise": it changes nothing and raises FloatingPointError.
             "propagate": it does not look.
 
-    With ``nesterov=False, max_update=None, fast_start=False`` this is the paper's method. The table *first try* on
-    the page *Which optimizer, which settings* shows what the defaults do.
+    With ``nesterov=False, max_update=None, fast_start=False`` this is the paper's method. The table
+    *first try* on the page *Which optimizer, which settings* shows what the defaults do.
 
     Example:
         >>> import torch, rootfree

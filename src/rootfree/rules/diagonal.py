@@ -8,6 +8,7 @@ call, so the number of launches does not grow with the number of parameters.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from rootfree.rules.momentum import Tail, descend_
 
 Tensors = list[Tensor]
-Rate = float | list[float] | Tensors  # one β₂ for all, or a number or tensor () for each
+Rate = float | list[Any]  # one β₂ for all, or a number or tensor () for each
 
 # The least λ: with zero, a preconditioner that decayed to zero would make 0/0 of a zero gradient.
 # Beside any other number it is below rounding.
@@ -38,8 +39,11 @@ def start_rate(steps: Tensor, beta2: float) -> Tensor:
     return (START / (steps + (START + 1))).clamp_min(beta2)
 
 
-def reach(*, gain: Rate, gamma: float) -> Rate:
-    """c/√(s + 1), where a gradient c adds as much to s as it may grow; γ = 0 sums."""
+def reach(*, gain: Any, gamma: float) -> Any:
+    """c/√(s + 1), where a gradient c adds as much to s as it may grow; γ = 0 sums.
+
+    A number, or a list of them, as the gain is.
+    """
     growth = GROWTH if gamma > 0 else GROWTH_OF_SUMS
     if isinstance(gain, list):
         return [(growth / each) ** 0.5 for each in gain]

@@ -18,7 +18,10 @@ from rootfree_lab.config.settings import OptimizerConfig
 from rootfree_lab.optimizers.methods import METHODS
 from rootfree_lab.optimizers.words import translated
 
+#: of AdamW beside optimizers of other packages
 COMPANION_LR = 1e-3
+#: that of `rootfree.parameter_groups`
+COMPANION_LR_OF_GROUPS = 3e-3
 REFERENCES: dict[str, dict[str, Any]] = {
     "AdamW": {"lr": 1e-3},
     "SGD": {"lr": 0.1, "momentum": 0.9},
@@ -60,7 +63,8 @@ class Entrant:
         options = {**_GIVEN.get(self.name, {}), **self.given}
         if self.name in _COMPANIONS:
             options["companion"] = _COMPANIONS[self.name]
-            options["companion_options"] = {"lr": options.pop("companion_lr", COMPANION_LR)}
+            default = COMPANION_LR_OF_GROUPS if self.name in MATRIX else COMPANION_LR
+            options["companion_options"] = {"lr": options.pop("companion_lr", default)}
         return OptimizerConfig(_REGISTERED.get(self.name, self.name), options)
 
     def effective(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import rootfree
 from rootfree_lab.bench.first_try.entrants import NAMES, PEERS, Entrant, available, build, line_up
 from rootfree_lab.bench.first_try.lora import LoRALinear
 
@@ -53,7 +54,8 @@ def test_a_matrix_method_has_hidden_matrices_and_adamw_the_rest(name):
 @pytest.mark.parametrize("name", ["IFShampoo", "RFShampoo", "Muon"])
 def test_the_only_matrix_of_a_model_is_not_left_to_adamw(name):
     given = lrs(Entrant(name, {"lr": 7e-4}), nn.Linear(3, 2))
-    assert given == {"weight": 7e-4, "bias": 1e-3}
+    _, vectors = rootfree.parameter_groups(nn.Linear(3, 2))
+    assert given == {"weight": 7e-4, "bias": 1e-3 if name == "Muon" else vectors["lr"]}
 
 
 def test_low_rank_pairs_are_hidden_matrices():

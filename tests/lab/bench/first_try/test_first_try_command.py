@@ -47,7 +47,7 @@ def test_two_tasks_with_two_optimizers(tmp_path):
         assert record.curve[-1][0] == 60
     assert found["mlp_digits", "AdamW"].options["lr"] == 1e-3
     assert found["mlp_digits", "AdamW"].options["weight_decay"] == 0.01  # a default of torch
-    assert found["mlp_digits", "IFShampoo"].options["companion_lr"] == 1e-3
+    assert found["mlp_digits", "IFShampoo"].options["companion_lr"] == 3e-3
     assert found["mlp_digits", "AdamW"].test_error is not None
     assert found["least_squares_diabetes", "AdamW"].test_error is None
     assert "(b) IFShampoo" in result.output
