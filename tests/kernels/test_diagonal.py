@@ -17,6 +17,7 @@ from rootfree.rules.diagonal import (
     ahead,
     average_,
     limited_for_average,
+    limits_of_averages,
     preconditioned_descent_,
     preconditioned_heavy_ball_,
     start_rate,
@@ -106,7 +107,8 @@ def by_rule(update: str, x: Lists) -> None:
         with widened(x.ms, FP32, x.counters) as ms:
             within = gs if tail.clip is None else limited_for_average(gs, ss, lam=LAM, c=tail.clip)
             if x.steps and tail.clip is not None:
-                torch._foreach_copy_(ms, limited_for_average(ms, ss, lam=LAM, c=tail.clip))
+                cs = limits_of_averages(torch.stack(rate), beta2=BETA2, c=tail.clip)
+                torch._foreach_copy_(ms, limited_for_average(ms, ss, lam=LAM, c=[*cs]))
             average_(ms, within, alpha=tail.alpha1)
             ns = ahead(ms, within, alpha=tail.alpha1) if tail.nesterov else ms
         decay_(x.ps, lr=tail.lr, kappa=tail.kappa)

@@ -21,7 +21,7 @@ START = tl.constexpr(diagonal.START)
 
 @triton.jit
 def _update(
-    p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa, c, reach,
+    p_at, g_at, s_at, m_at, at, mask, counter, step, keep, gain, alpha1, lam, kappa, c, reach, most,
     AVERAGED: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, DECOUPLED: tl.constexpr,
     CLIP: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,8 @@ def _update(
     AVERAGED:    m <- α₁ m + (1-α₁) g;       p <- (1 - β₁κ) p - β₁ m/(s+λ)
     NESTEROV:    u + α₁ m replaces m; if AVERAGED, α₁ m + (1-α₁) g does
 
-    CLIP limits elements of g/(s+λ) to c, and g beforehand (rules/diagonal.py).
+    CLIP limits elements of g/(s+λ) to c, and g beforehand (rules/diagonal.py). FAST limits those
+    of an average m/(s+λ) to `most`.
     """
     p = tl.load(p_at + at, mask).to(tl.float32)
     g = tl.load(g_at + at, mask).to(tl.float32)
@@ -49,8 +50,8 @@ def _update(
     if AVERAGED:
         if CLIP:
             g = clipped(g, c * (s + lam))
-            if FAST:  # s may fall by far more in a step than m
-                m = clipped(m, c * (s + lam))
+            if FAST:
+                m = clipped(m, most * (s + lam))
         m += (1 - alpha1) * (g - m)
         store_state(m_at, at, mask, m, at, counter + 1)
         if NESTEROV:
@@ -99,20 +100,22 @@ def diagonal_kernel(
     kappa = tl.load(numbers + 5)
     c = tl.load(numbers + 6)
     reach = tl.load(numbers + 7)
+    most = c
     if FAST:  # keep, gain and reach are those of β₂ after the start
         beta2 = tl.load(numbers + 8)
         steps = tl.load(tl.load(counts + which).to(tl.pointer_type(tl.int64)))
         rate = START / (steps.to(tl.float32) + (START + 1))
-        if rate > beta2:
-            keep = 1 - rate
-            gain = rate * tl.load(numbers + 9)
-            reach *= tl.sqrt(beta2 / rate)
+        starting = rate > beta2
+        keep = tl.where(starting, 1 - rate, keep)
+        gain = tl.where(starting, rate * tl.load(numbers + 9), gain)
+        reach = tl.where(starting, reach * tl.sqrt(beta2 / rate), reach)
+        most = tl.where(starting, c, float("inf"))
     if start + CHUNK <= size:  # without a mask, four numbers are read at once
         for begin in tl.static_range(0, CHUNK, BLOCK):
             at = start + begin + tl.arange(0, BLOCK)
             _update(
                 p_at, g_at, s_at, m_at, at, None, counter,
-                step, keep, gain, alpha1, lam, kappa, c, reach,
+                step, keep, gain, alpha1, lam, kappa, c, reach, most,
                 AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP, FAST,
             )  # fmt: skip
     else:
@@ -121,6 +124,6 @@ def diagonal_kernel(
             mask = at < size
             _update(
                 p_at, g_at, s_at, m_at, at, mask, counter,
-                step, keep, gain, alpha1, lam, kappa, c, reach,
+                step, keep, gain, alpha1, lam, kappa, c, reach, most,
                 AVERAGED, MOMENTUM, NESTEROV, DECOUPLED, CLIP, FAST,
             )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,15 @@ from rootfree.shell.work import Group, GroupMemory, Work, portions_of
 
 # Elements that are updated together where a copy of them is taken first.
 AT_ONCE = 2**26
+
+
+def _read_here(t: Tensor) -> bool:
+    return gradients.host_reads(t.device) and not isinstance(t, FakeTensor)
+
+
+def each_of(numbers: Tensor) -> list[Any]:
+    """The elements: as numbers where the host reads them, else as tensors ()."""
+    return numbers.tolist() if _read_here(numbers) else [*numbers.unbind()]
 
 
 class DiagonalOptimizer(RootFreeOptimizer):
@@ -61,18 +70,20 @@ class DiagonalOptimizer(RootFreeOptimizer):
         return u.neg_() if group["maximize"] else u
 
     def _update(self, work: Work) -> None:
-        if self._update_fused(work):
-            pass
-        elif work.skip is None:
-            self._update_by_rule(work)
-        else:
-            keys = ("preconditioner", "momentum", "rounding")
-            for part in portions_of(work, AT_ONCE):
-                changed = [tensor for key in keys for tensor in states(part, key)]
-                with unchanged_if(work.skip, [*part.ps, *changed]):
-                    self._update_by_rule(part)
+        if not self._update_fused(work):
+            self._update_unless_skipped(work)
         if "fast_start" in self.options:
             self._count(work)
+
+    def _update_unless_skipped(self, work: Work) -> None:
+        if work.skip is None:
+            self._update_by_rule(work)
+            return
+        keys = ("preconditioner", "momentum", "rounding")
+        for part in portions_of(work, AT_ONCE):
+            changed = [tensor for key in keys for tensor in states(part, key)]
+            with unchanged_if(work.skip, [*part.ps, *changed]):
+                self._update_by_rule(part)
 
     def _count(self, work: Work) -> None:
         # Compiled steps remember nothing, also where they leave their graph.
@@ -88,20 +99,24 @@ class DiagonalOptimizer(RootFreeOptimizer):
         gs = in_working_dtype(ps, work.gs)
         with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- (1 - β₂γ) s + β₂ B g²
-            gs = self._accumulate_(work, ss, gs)
+            gs = self._accumulate_(work, ss, gs, self._start_rates(work, dtype))
         with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
             # m <- α₁ m + g/(s+λ) + κ p;  p <- p - β₁ m
             tail = self._tail(group)
             rules.preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
 
-    def _accumulate_(self, work: Work, ss: list[Tensor], gs: list[Tensor]) -> list[Tensor]:
+    def _accumulate_(
+        self, work: Work, ss: list[Tensor], gs: list[Tensor], rates: Tensor | None
+    ) -> list[Tensor]:
         """s <- (1 - β₂γ) s + β₂ diag(H), where H = B·ggᵀ unless it is given.  Changes ss.
 
-        Returns the gradients. Where steps are limited, outliers are too; otherwise it is the
-        paper's rule, and nothing is.
+        `rates`: β₂ of each parameter, from `_start_rates`; None: that of the group. Returns the
+        gradients. Where steps are limited, outliers are too; otherwise it is the paper's rule, and
+        nothing is.
         """
         B, guarded = work.group["batch_size"], work.group["max_update"] is not None
-        beta2, gamma = self._rate(work, ss[0].dtype), self._gamma
+        gamma = self._gamma
+        beta2 = self._beta2(work.group) if rates is None else each_of(rates)
         largest = rules.largest_of(states(work, "preconditioner")[0].dtype, ss[0].dtype)
         if self._curvature is None:
             if guarded:
@@ -127,15 +142,13 @@ class DiagonalOptimizer(RootFreeOptimizer):
         fast = work.group.get("fast_start", False) and self._beta2(work.group) > 0
         return states(work, "step") if fast else []
 
-    def _rate(self, work: Work, dtype: torch.dtype) -> rules.Rate:
-        """β₂ of this step."""
+    def _start_rates(self, work: Work, dtype: torch.dtype) -> Tensor | None:
+        """β₂ of each parameter in this step; None where the host knows that no start goes on."""
         beta2, steps = self._beta2(work.group), self._counts(work)
         if not steps:
-            return beta2
+            return None
         rates = rules.start_rate(torch.stack(steps).to(dtype), beta2)
-        if not gradients.host_reads(rates.device) or isinstance(rates, FakeTensor):
-            return [*rates.unbind()]
-        return cast("list[float]", rates.tolist())
+        return None if _read_here(rates) and not rules.starting(rates, beta2).any() else rates
 
     def _update_fused(self, work: Work) -> bool:
         """Update by one launch; returns False, with nothing done, where there is no kernel."""

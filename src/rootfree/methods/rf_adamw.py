@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import Curvature
 from rootfree.kernels.rounding import widened
-from rootfree.methods.diagonal import DiagonalOptimizer
+from rootfree.methods.diagonal import DiagonalOptimizer, each_of
 from rootfree.rules import diagonal as rules
 from rootfree.rules.momentum import Tail, decay_
 from rootfree.shell.checks import Optional, averaging_pair, boolean, positive
@@ -28,7 +28,7 @@ class RFAdamW(DiagonalOptimizer):
     .. code-block:: text
 
         v <- b₂ v + (1 - b₂) g²
-        m <- b₁ m + (1 - b₁) g            each element of m and of g at most c(B v + λ)
+        m <- b₁ m + (1 - b₁) g            each element of g at most c(B v + λ)
         n  = b₁ m + (1 - b₁) g            Nesterov; without it n = m
         p <- p - β₁κ p - β₁ n/(B v + λ)   v starts at 1/B, m at 0; no bias correction
 
@@ -48,8 +48,8 @@ class RFAdamW(DiagonalOptimizer):
         max_update: c, a limit on each element of g/(B v + λ) before it enters the average: a batch
             unlike the others moves an element of p by about β₁c in all. None: no limit.
         fast_start: 1 - b₂ is max(1 - b₂, 5/(t + 6)) at step t (from 0), as in
-            :class:`rootfree.RFRMSprop`. v may then fall by far more in a step than m, so the
-            elements of m are limited like those of g. False: 1 - b₂, and no limit on m.
+            :class:`rootfree.RFRMSprop`. While it lasts v may fall by far more in a step than m, so
+            the elements of m are limited like those of g. False: 1 - b₂, and no limit on m.
 
     The other arguments are those of :class:`rootfree.RFRMSprop`. The defaults were chosen like its
     defaults.
@@ -106,12 +106,15 @@ class RFAdamW(DiagonalOptimizer):
         lr, lam, c = group["lr"], group["damping"], group["max_update"]
         with widened(states(work, "preconditioner"), dtype, counters, work.withins) as ss:
             # s <- b₂ s + (1 - b₂) B g²   (s = B v)
-            gs = self._accumulate_(work, ss, gs)
+            rates = self._start_rates(work, dtype)
+            gs = self._accumulate_(work, ss, gs, rates)
         with widened(states(work, "momentum"), dtype, counters, work.withins) as ms:
-            # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ); with a fast start of m too
+            # m <- b₁ m + (1 - b₁) g, each element of g at most c(s + λ)
             within = gs if c is None else rules.limited_for_average(gs, ss, lam=lam, c=c)
-            if c is not None and self._counts(work):
-                torch._foreach_copy_(ms, rules.limited_for_average(ms, ss, lam=lam, c=c))
+            if c is not None and rates is not None:  # and during a fast start of m
+                cs = rules.limits_of_averages(rates, beta2=self._beta2(group), c=c)
+                limited = rules.limited_for_average(ms, ss, lam=lam, c=each_of(cs))
+                torch._foreach_copy_(ms, limited)
             rules.average_(ms, within, alpha=b1)
             # n = b₁ m + (1 - b₁) g
             ns = rules.ahead(ms, within, alpha=b1) if group["nesterov"] else ms

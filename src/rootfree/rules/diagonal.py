@@ -39,6 +39,16 @@ def start_rate(steps: Tensor, beta2: float) -> Tensor:
     return (START / (steps + (START + 1))).clamp_min(beta2)
 
 
+def starting(rates: Tensor, beta2: float) -> Tensor:
+    """Whether rates are still larger than β₂."""
+    return rates > rates.new_tensor(beta2)
+
+
+def limits_of_averages(rates: Tensor, *, beta2: float, c: float) -> Tensor:
+    """c during a fast start, infinity later: s may fall by far more in a step than an average."""
+    return torch.where(starting(rates, beta2), c, math.inf)
+
+
 def reach(*, gain: Any, gamma: float) -> Any:
     """c/√(s + 1), where a gradient c adds as much to s as it may grow; γ = 0 sums.
 
@@ -66,13 +76,12 @@ def limited(gs: Tensors, ss: Tensors, *, reach: Rate) -> Tensors:
 
 def _all_below(gs: Tensors, *, reach: Rate) -> bool:
     """Whether no gradient can reach its limit, as far as the host knows without waiting."""
-    if isinstance(reach, list):
-        return False
     if reach == math.inf:
         return True
     if torch.compiler.is_compiling() or type(gs[0]) is not Tensor or gs[0].device.type != "cpu":
         return False
-    return bool(torch.stack(torch._foreach_norm(gs)).max().item() <= reach)
+    least = min(reach) if isinstance(reach, list) else reach
+    return bool(torch.stack(torch._foreach_norm(gs)).max().item() <= least)
 
 
 def limited_together(
@@ -140,11 +149,8 @@ def ahead(ms: Tensors, gs: Tensors, *, alpha: float) -> Tensors:
     return list(torch._foreach_lerp(gs, ms, alpha))
 
 
-def limited_for_average(gs: Tensors, ss: Tensors, *, lam: float, c: float) -> Tensors:
-    """g, each element at most c(s+λ): a gradient far beyond the others does not rule an average.
-
-    With a fast start the average itself, too: s may fall by far more in a step than the average.
-    """
+def limited_for_average(gs: Tensors, ss: Tensors, *, lam: float, c: Rate) -> Tensors:
+    """g, each element at most c(s+λ): a gradient far beyond the others does not rule an average."""
     limits = list(torch._foreach_add(ss, max(lam, TINY)))
     torch._foreach_mul_(limits, c)
     return _within(gs, limits)
