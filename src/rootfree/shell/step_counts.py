@@ -82,7 +82,7 @@ def count_(memory: GroupMemory, work: Work) -> None:
         for i in work.where:
             ones[i] = 1
         work.ones = as_table(ones, counts.dtype, counts.device)
-    if work.skip is None:
+    if work.skip is None or work.skip.is_meta:  # a meta tensor is no number
         counts.add_(work.ones)
     else:
         counts.add_(work.ones * (work.skip == 0))
