@@ -93,7 +93,7 @@ def fused(update: str, x: Lists, kernel: FusedDiagonal | None = None) -> bool:
 
 def by_rule(update: str, x: Lists) -> None:
     gs = [g.float() for g in x.gs]
-    rate = [start_rate(t.float(), BETA2) for t in x.steps] or BETA2
+    rate = start_rate(torch.stack(x.steps).float(), BETA2) if x.steps else BETA2
     squares = {"beta2": rate, "B": B, "gamma": x.options["gamma"]}
     tail = x.options["tail"]
     if update == "heavy_ball":
@@ -107,8 +107,8 @@ def by_rule(update: str, x: Lists) -> None:
         with widened(x.ms, FP32, x.counters) as ms:
             within = gs if tail.clip is None else limited_for_average(gs, ss, lam=LAM, c=tail.clip)
             if x.steps and tail.clip is not None:
-                cs = limits_of_averages(torch.stack(rate), beta2=BETA2, c=tail.clip)
-                torch._foreach_copy_(ms, limited_for_average(ms, ss, lam=LAM, c=[*cs]))
+                cs = limits_of_averages(rate, beta2=BETA2, c=tail.clip)
+                torch._foreach_copy_(ms, limited_for_average(ms, ss, lam=LAM, c=cs))
             average_(ms, within, alpha=tail.alpha1)
             ns = ahead(ms, within, alpha=tail.alpha1) if tail.nesterov else ms
         decay_(x.ps, lr=tail.lr, kappa=tail.kappa)

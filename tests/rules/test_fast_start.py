@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from copy import deepcopy
 from typing import Any
 
@@ -118,19 +119,50 @@ def test_no_element_of_an_average_is_above_its_limit():
         assert ((p.detach() - before).abs() <= lr * c * (1 + 1e-12)).all()
 
 
-def test_a_checkpoint_from_before_there_was_one_goes_on_without(make):
-    """Its s has long forgotten the start, and 5/6 of it would be lost to the next gradient."""
-    p, q = parameter(3), parameter(3)
-    former, optimizer = make([p], fast_start=False), make([q])
+def going_on(former, make, way: str):
+    """An optimizer with the state of `former` without its counts, by one of the ways there are."""
+    old = deepcopy(former)
+    for row in old.state.values():
+        del row["step"]
+    for group in (*old.param_groups, old.defaults):
+        del group["fast_start"]
+    if way == "pickled":
+        return pickle.loads(pickle.dumps(old))
+    (p,) = old.param_groups[0]["params"]
+    optimizer = make([("w", nn.Parameter(p.detach().clone()))])
+    new, saved = optimizer.state_dict(), old.state_dict()
+    (q,) = optimizer.param_groups[0]["params"]
+    if way == "put into the state":
+        optimizer.state[q] = saved["state"][0]
+        return optimizer
+    if way != "loaded":
+        saved["param_groups"] = new["param_groups"]
+    if way == "what it lacks is new":  # torch's checkpoint functions do that
+        saved["state"] = {0: new["state"][0] | saved["state"][0]}
+    optimizer.load_state_dict(saved)
+    return optimizer
+
+
+WAYS = ["loaded", "its groups are new", "what it lacks is new", "put into the state", "pickled"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_state_from_before_there_were_counts_has_its_start_behind_it(make, way):
+    """5/6 of its s would be lost to the next gradient; a parameter that is added has a start."""
+    p, later = parameter(3), parameter(3)
+    former = make([("w", p)], fast_start=False)
     for g in gradients(3)[:20]:
         p.grad = torch.tensor(g)
         former.step()
-    saved = deepcopy(former.state_dict())
-    del saved["param_groups"][0]["fast_start"], saved["state"][0]["step"]
-    q.data.copy_(p.data)
-    optimizer.load_state_dict(saved)
-    assert optimizer.param_groups[0]["fast_start"] is False
+    optimizer = going_on(former, make, way)
+    (q,) = optimizer.param_groups[0]["params"]
     for g in gradients(3)[20:30]:
         p.grad, q.grad = torch.tensor(g), torch.tensor(g)
         former.step(), optimizer.step()
     assert torch.equal(p, q)
+    optimizer.add_param_group({"params": [("later", later)]})
+    later.grad = torch.zeros_like(later)
+    optimizer.step()
+    s = optimizer.state[later]["preconditioner"]
+    torch.testing.assert_close(s, torch.full_like(s, 1 / 6), rtol=1e-12, atol=0)
+    assert int(optimizer.state[q]["step"]) > 2**31 and int(optimizer.state[later]["step"]) == 1

@@ -30,11 +30,6 @@ def _read_here(t: Tensor) -> bool:
     return gradients.host_reads(t.device) and not isinstance(t, FakeTensor)
 
 
-def each_of(numbers: Tensor) -> list[Any]:
-    """The elements: as numbers where the host reads them, else as tensors ()."""
-    return numbers.tolist() if _read_here(numbers) else [*numbers.unbind()]
-
-
 class DiagonalOptimizer(RootFreeOptimizer):
     """Base of the diagonal methods: RF-RMSProp and RF-AdaGrad as they are, RF-AdamW by override."""
 
@@ -106,22 +101,21 @@ class DiagonalOptimizer(RootFreeOptimizer):
             rules.preconditioned_heavy_ball_(ps, ms, gs, ss, lam=group["damping"], tail=tail)
 
     def _accumulate_(
-        self, work: Work, ss: list[Tensor], gs: list[Tensor], rates: Tensor | None
+        self, work: Work, ss: list[Tensor], gs: list[Tensor], rates: rules.Rate | None
     ) -> list[Tensor]:
         """s <- (1 - β₂γ) s + β₂ diag(H), where H = B·ggᵀ unless it is given.  Changes ss.
 
-        `rates`: β₂ of each parameter, from `_start_rates`; None: that of the group. Returns the
+        `rates`: β₂ from `_start_rates`; None: that of the group. Returns the
         gradients. Where steps are limited, outliers are too; otherwise it is the paper's rule, and
         nothing is.
         """
         B, guarded = work.group["batch_size"], work.group["max_update"] is not None
         gamma = self._gamma
-        beta2 = self._beta2(work.group) if rates is None else each_of(rates)
+        beta2 = self._beta2(work.group) if rates is None else rates
         largest = rules.largest_of(states(work, "preconditioner")[0].dtype, ss[0].dtype)
         if self._curvature is None:
             if guarded:
-                gain = [b * B for b in beta2] if isinstance(beta2, list) else beta2 * B
-                gs = rules.limited(gs, ss, reach=rules.reach(gain=gain, gamma=gamma))
+                gs = rules.limited(gs, ss, reach=rules.reach(gain=beta2 * B, gamma=gamma))
             rules.accumulate_squares_(ss, gs, beta2=beta2, B=B, gamma=gamma, largest=largest)
         else:
             hs = self._curvature.diagonals(work.params, gs, work.offsets, B=B)
@@ -142,13 +136,22 @@ class DiagonalOptimizer(RootFreeOptimizer):
         fast = work.group.get("fast_start", False) and self._beta2(work.group) > 0
         return states(work, "step") if fast else []
 
-    def _start_rates(self, work: Work, dtype: torch.dtype) -> Tensor | None:
-        """β₂ of each parameter in this step; None where the host knows that no start goes on."""
+    def _start_rates(self, work: Work, dtype: torch.dtype) -> rules.Rate | None:
+        """β₂ in this step, one number where the host knows that all parameters have the same.
+
+        None where it knows that no start goes on.
+        """
         beta2, steps = self._beta2(work.group), self._counts(work)
         if not steps:
             return None
-        rates = rules.start_rate(torch.stack(steps).to(dtype), beta2)
-        return None if _read_here(rates) and not rules.starting(rates, beta2).any() else rates
+        counts = torch.stack(steps)
+        if not _read_here(counts):
+            return rules.start_rate(counts.to(dtype), beta2)
+        rates = rules.start_rate(counts.to(torch.float64), beta2)  # exactly β₂ after the start
+        least, largest = (float(rate) for rate in rates.aminmax())
+        if largest == beta2:
+            return None
+        return largest if least == largest else rates
 
     def _update_fused(self, work: Work) -> bool:
         """Update by one launch; returns False, with nothing done, where there is no kernel."""

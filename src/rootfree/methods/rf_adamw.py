@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import Curvature
 from rootfree.kernels.rounding import widened
-from rootfree.methods.diagonal import DiagonalOptimizer, each_of
+from rootfree.methods.diagonal import DiagonalOptimizer
 from rootfree.rules import diagonal as rules
 from rootfree.rules.momentum import Tail, decay_
 from rootfree.shell.checks import Optional, averaging_pair, boolean, positive
@@ -113,7 +113,7 @@ class RFAdamW(DiagonalOptimizer):
             within = gs if c is None else rules.limited_for_average(gs, ss, lam=lam, c=c)
             if c is not None and rates is not None:  # and during a fast start of m
                 cs = rules.limits_of_averages(rates, beta2=self._beta2(group), c=c)
-                limited = rules.limited_for_average(ms, ss, lam=lam, c=each_of(cs))
+                limited = rules.limited_for_average(ms, ss, lam=lam, c=cs)
                 torch._foreach_copy_(ms, limited)
             rules.average_(ms, within, alpha=b1)
             # n = b₁ m + (1 - b₁) g

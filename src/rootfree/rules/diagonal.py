@@ -8,7 +8,6 @@ call, so the number of launches does not grow with the number of parameters.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from rootfree.rules.momentum import Tail, descend_
 
 Tensors = list[Tensor]
-Rate = float | list[Any]  # one β₂ for all, or a number or tensor () for each
+Rate = float | Tensor  # one for all, or (n,): one for each of n tensors
 
 # The least λ: with zero, a preconditioner that decayed to zero would make 0/0 of a zero gradient.
 # Beside any other number it is below rounding.
@@ -39,24 +38,23 @@ def start_rate(steps: Tensor, beta2: float) -> Tensor:
     return (START / (steps + (START + 1))).clamp_min(beta2)
 
 
-def starting(rates: Tensor, beta2: float) -> Tensor:
-    """Whether rates are still larger than β₂."""
-    return rates > rates.new_tensor(beta2)
-
-
-def limits_of_averages(rates: Tensor, *, beta2: float, c: float) -> Tensor:
+def limits_of_averages(rates: Rate, *, beta2: float, c: float) -> Rate:
     """c during a fast start, infinity later: s may fall by far more in a step than an average."""
-    return torch.where(starting(rates, beta2), c, math.inf)
+    if not isinstance(rates, Tensor):
+        return c if rates > beta2 else math.inf
+    return torch.where(rates > rates.new_tensor(beta2), rates.new_tensor(c), math.inf)
 
 
-def reach(*, gain: Any, gamma: float) -> Any:
-    """c/√(s + 1), where a gradient c adds as much to s as it may grow; γ = 0 sums.
+def _each(rate: Rate) -> float | Tensors:
+    """As multi-tensor calls take it."""
+    return list(rate.unbind()) if isinstance(rate, Tensor) else rate
 
-    A number, or a list of them, as the gain is.
-    """
+
+def reach(*, gain: Rate, gamma: float) -> Rate:
+    """c/√(s + 1), where a gradient c adds as much to s as it may grow; γ = 0 sums."""
     growth = GROWTH if gamma > 0 else GROWTH_OF_SUMS
-    if isinstance(gain, list):
-        return [(growth / each) ** 0.5 for each in gain]
+    if isinstance(gain, Tensor):
+        return (growth / gain).sqrt()
     return math.sqrt(growth / gain) if gain > 0 else math.inf
 
 
@@ -70,17 +68,17 @@ def limited(gs: Tensors, ss: Tensors, *, reach: Rate) -> Tensors:
         return gs
     limits = list(torch._foreach_add(ss, 1.0))
     torch._foreach_sqrt_(limits)
-    torch._foreach_mul_(limits, reach)
+    torch._foreach_mul_(limits, _each(reach))
     return _within(gs, limits)
 
 
 def _all_below(gs: Tensors, *, reach: Rate) -> bool:
     """Whether no gradient can reach its limit, as far as the host knows without waiting."""
-    if reach == math.inf:
+    if not isinstance(reach, Tensor) and reach == math.inf:
         return True
     if torch.compiler.is_compiling() or type(gs[0]) is not Tensor or gs[0].device.type != "cpu":
         return False
-    least = min(reach) if isinstance(reach, list) else reach
+    least = reach.min().item() if isinstance(reach, Tensor) else reach
     return bool(torch.stack(torch._foreach_norm(gs)).max().item() <= least)
 
 
@@ -92,7 +90,7 @@ def limited_together(
     A batch that is unlike the others has a large h and a large g², so both are limited.
     """
     limits = list(torch._foreach_add(ss, 1.0))
-    torch._foreach_mul_(limits, [c**2 for c in reach] if isinstance(reach, list) else reach**2)
+    torch._foreach_mul_(limits, _each(reach**2))
     factors = list(torch._foreach_div(limits, list(torch._foreach_clamp_min(hs, TINY))))
     torch._foreach_clamp_max_(factors, 1.0)
     torch._foreach_sqrt_(factors)
@@ -109,7 +107,7 @@ def accumulate_squares_(
     ss: Tensors, gs: Tensors, *, beta2: Rate, B: int, gamma: float, largest: float = LARGEST
 ) -> None:
     """s <- (1 - β₂γ) s + β₂ B g², at most `largest`.  Changes ss."""
-    if isinstance(beta2, list):
+    if isinstance(beta2, Tensor):
         hs = torch._foreach_mul(gs, gs)
         torch._foreach_mul_(hs, B)
         accumulate_(ss, list(hs), beta2=beta2, gamma=gamma, largest=largest)
@@ -123,11 +121,10 @@ def accumulate_(
     ss: Tensors, hs: Tensors, *, beta2: Rate, gamma: float, largest: float = LARGEST
 ) -> None:
     """s <- (1 - β₂γ) s + β₂ h, h the diagonal of the curvature, at most `largest`.  Changes ss."""
-    if isinstance(beta2, list):
-        torch._foreach_mul_(ss, [1 - each * gamma for each in beta2])
-        torch._foreach_add_(ss, torch._foreach_mul(hs, beta2))
+    torch._foreach_mul_(ss, _each(1 - beta2 * gamma))
+    if isinstance(beta2, Tensor):
+        torch._foreach_add_(ss, torch._foreach_mul(hs, _each(beta2)))
     else:
-        torch._foreach_mul_(ss, 1 - beta2 * gamma)
         torch._foreach_add_(ss, hs, alpha=beta2)
     torch._foreach_clamp_max_(ss, largest)
 
@@ -152,7 +149,7 @@ def ahead(ms: Tensors, gs: Tensors, *, alpha: float) -> Tensors:
 def limited_for_average(gs: Tensors, ss: Tensors, *, lam: float, c: Rate) -> Tensors:
     """g, each element at most c(s+λ): a gradient far beyond the others does not rule an average."""
     limits = list(torch._foreach_add(ss, max(lam, TINY)))
-    torch._foreach_mul_(limits, c)
+    torch._foreach_mul_(limits, _each(c))
     return _within(gs, limits)
 
 

@@ -22,7 +22,7 @@ from rootfree.placement.local import is_sharded
 from rootfree.shell.checkpoint_matching import StateMismatchError, foreign_entries, match_state_dict
 from rootfree.shell.groups import check_option_names
 from rootfree.shell.options import OF_SOME_METHOD
-from rootfree.shell.step_counts import CLOCK
+from rootfree.shell.step_counts import CLOCK, LONG_AGO, has_a_past
 
 if TYPE_CHECKING:
     from rootfree.shell.optimizer import RootFreeOptimizer
@@ -46,6 +46,8 @@ def bring_state(
     start = optimizer._of(group)._init_state(p, group)
     # Our entries are exactly those that the options need; wrappers keep their own.
     row = joined(found)
+    if "step" in start and "preconditioner" in row and "step" not in row:  # from before counts
+        row["step"] = torch.full_like(start["step"], LONG_AGO)
     for key in [k for k in row if k in _OURS or k.startswith("block")]:
         if key not in start:
             del row[key]
@@ -92,6 +94,8 @@ def load_checkpoint(optimizer: RootFreeOptimizer, state_dict: Mapping[str, Any])
         said["step"] = [int(whole["step"]) for _, _, whole, _ in rows if "step" in whole]
     # From here on nothing can fail.
     for p, mine, whole, others in rows:
+        if has_a_past(whole):
+            whole["step"] = torch.full_like(whole["step"], LONG_AGO)
         write_(mine, whole)
         mine.pop(CLOCK, None)  # of another checkpoint
         mine.update(others)
@@ -155,8 +159,6 @@ def _checked_values(
     counted = saved.get("step", 0)
     if isinstance(counted, bool) or not isinstance(counted, int) or counted < 0:
         raise StateMismatchError(f"step must be a count in the checkpoint, got {counted!r}")
-    if "fast_start" in group:  # a checkpoint from before there was one continues without
-        saved = {"fast_start": False, **saved}
     values = {**group, **_with_dtypes(deepcopy(dict(saved)))}
     method = optimizer._of(values)
     check_option_names(saved, [*method.options, "companion"], method=type(optimizer).__name__)

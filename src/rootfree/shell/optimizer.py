@@ -99,11 +99,12 @@ class RootFreeOptimizer(Optimizer, Method):
         self._watch = Watch(self.__dict__.pop("nonfinite", "skip"), fused=self._fused)
         if self._curvature is not None:
             self._pairs = self._curvature.pairs
+        later = {**dict.fromkeys((*_SWITCHES, "maximize"), False), "fast_start": True}
         for group in self.param_groups:  # pickled before these options existed
-            options = self._of(group).options
-            group.update(
-                dict.fromkeys({*_SWITCHES, "maximize", "fast_start"} & {*options} - {*group}, False)
-            )
+            for name in later.keys() & self._of(group).options.keys():
+                group.setdefault(name, later[name])
+        for name in later.keys() & self.options.keys():
+            self.defaults.setdefault(name, later[name])
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy without its curvature would be another method.

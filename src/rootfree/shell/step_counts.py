@@ -20,6 +20,8 @@ from rootfree.shell import gradients
 from rootfree.shell.work import GroupMemory, Work
 
 CLOCK = "refresh_clock"
+# Stands for a count that nobody kept, past the start of any method.
+LONG_AGO = 2**31
 
 
 def first_count(p: Tensor) -> Tensor:
@@ -30,6 +32,18 @@ def first_count(p: Tensor) -> Tensor:
 
 def _counts_on_device(device: torch.device) -> bool:
     return not gradients.host_reads(device) and device.type != "meta"
+
+
+def has_a_past(row: Mapping[str, Any]) -> bool:
+    """Whether the row of a diagonal method has been updated and its count does not say so.
+
+    It is from before there were counts; where `step` is missing, torch's checkpoint functions put
+    that of the new optimizer there.  Waits for the device.
+    """
+    if "preconditioner" not in row or "step" not in row:
+        return False
+    s = getattr(row["preconditioner"], "_local_tensor", row["preconditioner"])
+    return int(row["step"]) == 0 and not s.is_meta and bool((s != 1).any())
 
 
 def lay_out_counts(memory: GroupMemory, *, clock: bool) -> None:
