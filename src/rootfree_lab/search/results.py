@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rootfree_lab.config import own_code
-from rootfree_lab.config.reading import Table
+from rootfree_lab.config.reading import Table, read_toml
 from rootfree_lab.files.records import append_missing
 from rootfree_lab.files.toml_writing import write_toml
 from rootfree_lab.search.attempts import Status, best
@@ -16,6 +16,10 @@ from rootfree_lab.search.spaces import FIXED, Settings, as_table, default_space,
 from rootfree_lab.training.run import records_path, sweep
 
 BEST = "best.toml"
+_HEAD = (
+    "The best settings of a search, written by `rootfree search`; for `rootfree compare`.",
+    "The measure that each had at the end of its trial:",
+)
 
 
 def write_records(ledger: Ledger, out: Path) -> None:
@@ -38,7 +42,10 @@ def sweep_checkpoints(ledger: Ledger, out: Path) -> None:
 
 
 def write_best(ledger: Ledger, tables: Table, out: Path) -> Path | None:
-    """Write the config with the best settings so far; None where no trial has completed."""
+    """Write the config with the best settings so far; None where no trial has completed.
+
+    What the file has of entries that are not searched now stays.
+    """
     found = {label: best(ledger.statuses(label)) for label in ledger.entries}
     settings = {
         label: each.result.settings
@@ -51,8 +58,30 @@ def write_best(ledger: Ledger, tables: Table, out: Path) -> Path | None:
     config = with_best(tables, settings, _narrowed(ledger))
     for table in (config, *config["compare"]):
         own_code.make_relative(table, out)
-    write_toml(path, config, remarks=_remarks(found))
+    remarks = _remarks(found)
+    order = [entry["label"] for entry in tables.get("compare", [])]
+    if path.is_file() and order:
+        remarks = _with_former(path, order, config, remarks)
+    write_toml(path, config, remarks=[*_HEAD, *remarks.values()])
     return path
+
+
+def _with_former(
+    path: Path, order: list[str], config: Table, remarks: dict[str, str]
+) -> dict[str, str]:
+    """Add to `config` what the file has of the entries without a remark; the remarks of all."""
+    former = read_toml(path)
+    spaces = former.get("search", {}).get("spaces", {}) | config["search"]["spaces"]
+    said = [line.removeprefix("# ") for line in path.read_text(encoding="utf-8").splitlines()]
+    for entry in former.get("compare", []):
+        label = entry["label"]
+        if label in order and label not in remarks:
+            config["compare"].append(entry)
+            line = next((line for line in said if line.startswith(f"  {label}: ")), None)
+            remarks[label] = line or f"  {label}: from an earlier search"
+    config["compare"].sort(key=lambda entry: order.index(entry["label"]))
+    config["search"]["spaces"] = {label: spaces[label] for label in order if label in spaces}
+    return {label: remarks[label] for label in order if label in remarks}
 
 
 def with_best(
@@ -84,15 +113,13 @@ def _narrowed(ledger: Ledger) -> dict[str, Table]:
     return spaces
 
 
-def _remarks(found: Mapping[str, Status | None]) -> list[str]:
-    lines = [
-        "The best settings of a search, written by `rootfree search`; for `rootfree compare`.",
-        "The measure that each had at the end of its trial:",
-    ]
+def _remarks(found: Mapping[str, Status | None]) -> dict[str, str]:
+    """What the head of the file says of each entry."""
+    lines = {}
     for label, status in found.items():
         if status is None:
-            lines.append(f"  {label}: no trial has completed, so it is not in this file")
+            lines[label] = f"  {label}: no trial has completed, so it is not in this file"
         else:
             stage = "wide" if status.slot.stage == 1 else "narrowed"
-            lines.append(f"  {label}: {status.value:.5g} ({stage} trial {status.slot.number})")
-    return [line.replace("\n", " ") for line in lines]
+            lines[label] = f"  {label}: {status.value:.5g} ({stage} trial {status.slot.number})"
+    return {label: line.replace("\n", " ") for label, line in lines.items()}

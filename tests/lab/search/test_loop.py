@@ -76,6 +76,23 @@ def test_a_search_trains_every_trial_and_leaves_what_compare_takes(run, config_f
     assert len(read_records(records_path(out))) == 10
 
 
+def test_the_best_settings_of_entries_that_are_not_searched_now_stay(run, config_file, tmp_path):
+    """As with `--only`: the file still has them, in the order of the config."""
+    ledger, out, _ = run()
+    path = out / results.BEST
+    before = path.read_text(encoding="utf-8")
+    storage = open_storage(str(tmp_path / "journal.log"))
+    alone = Ledger(storage, "s", [ledger.entries["AdamW"]])
+    results.write_best(alone, read_tables(config_file), out)
+    assert path.read_text(encoding="utf-8") == before
+    # An entry that the config no longer has goes.
+    tables = read_tables(config_file)
+    tables["compare"] = [entry for entry in tables["compare"] if entry["label"] == "AdamW"]
+    results.write_best(alone, tables, out)
+    assert [entry["label"] for entry in read_toml(path)["compare"]] == ["AdamW"]
+    assert "SGD" not in path.read_text(encoding="utf-8")
+
+
 def test_own_code_is_named_by_its_way_from_the_folder(run, config_file):
     """So `best.toml` can be taken to another machine with the project."""
     code = (
