@@ -44,7 +44,7 @@ class FusedDiagonal:
         self._counts.stock_up()
         keep, gain = 1 - beta2 * gamma, beta2 * B
         others = (tail.alpha1, max(lam, TINY), tail.kappa, tail.clip or 1.0)
-        rates = (reach(gain=gain, gamma=gamma), beta2, float(B))
+        rates = (float(reach(gain=gain, gamma=gamma)), beta2, float(B))
         self._numbers.send(tail.lr, keep, gain, *others, *rates, 0.0)
 
     def update_(
