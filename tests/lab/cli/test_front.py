@@ -79,15 +79,16 @@ def test_the_version_and_the_line_while_torch_loads():
 def test_the_shell_completes_commands_options_and_what_a_config_has():
     def completed(line: str) -> list[str]:
         words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
-        return process(_ROOTFREE_COMPLETE="complete_bash", **words).stdout.split()
+        return process(_ROOTFREE_COMPLETE="complete_bash", **words).stdout.splitlines()
 
     config = CONFIGS / "small" / "digits_cnn.toml"
     assert completed("rootfree comp") == ["compare"]
     assert completed("rootfree train --res") == ["--resume"]
     assert completed(f"rootfree train {config} --entry I") == ["IFShampoo"]
-    assert completed(f"rootfree compare {config} --only R") == ["RFRMSprop"]
+    labels = completed(f"rootfree compare {config} --only R")
+    assert labels == ["RFRMSprop", "RFRMSprop, fast start"]
     assert completed("rootfree data fetch co") == ["cora"]
-    assert completed("rootfree train nothing.toml --entry I") == []
+    assert completed("rootfree train nothing.toml --entry I") == [""]
 
 
 def test_the_demo_asks_for_the_packages_of_its_report_first(monkeypatch, tmp_path):

@@ -28,6 +28,7 @@ KNOWN = {
     "cora": ("graph", 7, (1433,)),
     "diabetes": ("tabular", 0, (10,)),
     "digits": ("images", 10, (1, 8, 8)),
+    "fashion_16.py:load": ("images", 10, (1, 16, 16)),
     "fashion_mnist": ("images", 10, (1, 28, 28)),
     "fashion_rgb.py:load": ("images", 10, (3, 32, 32)),
     "image_folder": ("images", 10, (3, 224, 224)),

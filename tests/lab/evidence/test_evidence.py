@@ -105,6 +105,7 @@ def test_a_mean_over_survivors_is_in_doubt(tmp_path):
         ("RF-RMSProp and SGD", "RFRMSprop", 10.49, 10.51, {"SGD": 10}),
         ("RF-RMSProp below AdamW", "RFRMSprop", 9.99, 10, {"AdamW": 10}),
         ("RF-RMSProp and AdamW", "RFRMSprop", 10.69, 10.71, {"AdamW": 10}),
+        ("Fast-start RF-RMSProp and AdamW", claims.FAST, 10.69, 10.71, {"AdamW": 10}),
         ("IF-Shampoo and Shampoo", "IFShampoo", 8.69, 8.71, {"Shampoo": 8}),
         ("IF-Shampoo below diagonal methods", "IFShampoo", 8.9, 9.1, {"AdamW": 10, "RFRMSprop": 9}),
         ("Best error", "IFShampoo", 8.9, 9.1, {"AdamW": 9}),
