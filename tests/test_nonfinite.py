@@ -91,10 +91,11 @@ def test_nothing_changes_and_training_goes_on(row, decides):
 @every_row
 def test_finite_gradients_are_updated_as_if_nobody_looked(row, monkeypatch):
     """Bit for bit, also where the device decides and copies are put back."""
-    expected = bits(run(row, [None] * 3, nonfinite="propagate"))
-    assert bits(run(row, [None] * 3)) == expected
-    on_device(monkeypatch)
-    assert bits(run(row, [None] * 3)) == expected
+    for where in ("host", "device"):
+        if where == "device":  # the rates of a fast start are rounded otherwise there
+            on_device(monkeypatch)
+        expected = bits(run(row, [None] * 3, nonfinite="propagate"))
+        assert bits(run(row, [None] * 3)) == expected
 
 
 MATRICES = ["IFShampoo", "IFShampoo-structured", "IFWhitening-bf16", "RFShampoo", "RFFullAdagrad"]

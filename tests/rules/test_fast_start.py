@@ -13,6 +13,7 @@ from torch import nn
 
 import rootfree
 from rootfree.rules import diagonal
+from rootfree.shell import gradients as gradients_of_steps
 from rootfree.shell.step_counts import LONG_AGO
 
 B, BETA2, LAM, STEPS = 8, 0.05, 1e-3, 120  # 5/(t + 6) is β₂ at t = 94
@@ -84,6 +85,20 @@ def test_it_is_a_rate_that_changes_from_step_to_step():
             p.grad = torch.tensor(g)
             optimizer.step()
     torch.testing.assert_close(*ps, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_the_rate_is_the_same_where_the_host_does_not_read_the_count(make, precision, monkeypatch):
+    """As on a GPU: a tensor of rates takes the place of one number, to rounding."""
+    ps = [nn.Parameter(torch.ones(5, dtype=precision)) for _ in range(2)]
+    with_host, without = make(ps[:1]), make(ps[1:])
+    for g in gradients(5):
+        for p, optimizer, reads in zip(ps, (with_host, without), (True, False), strict=True):
+            monkeypatch.setattr(gradients_of_steps, "host_reads", lambda device, r=reads: r)
+            p.grad = torch.tensor(g, dtype=precision)
+            optimizer.step()
+    # a few roundings in each of 120 steps
+    torch.testing.assert_close(*ps, rtol=600 * torch.finfo(precision).eps, atol=0)
 
 
 def test_every_parameter_has_a_start_of_its_own(make):
