@@ -49,7 +49,10 @@ def training(make: Callable[..., torch.optim.Optimizer], **given: int) -> Tensor
         chosen = torch.randint(len(images), (64,))
         return nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
 
-    return losses(make(rootfree.parameter_groups(model), **given), loss, options.steps)
+    # The groups of a matrix method have another step size for what they leave to AdamW.
+    whole = make is torch.optim.AdamW
+    params = model.parameters() if whole else rootfree.parameter_groups(model)
+    return losses(make(params, **given), loss, options.steps)
 
 
 rates = 2.0 ** -torch.arange(2, 9)

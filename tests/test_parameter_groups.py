@@ -264,11 +264,15 @@ def test_options_go_where_they_belong():
     assert {group["weight_decay"] for group in everywhere} == {0.125}
 
 
-def test_without_options_the_optimizers_hold_but_for_the_step_size_of_adamw():
-    groups = rootfree.parameter_groups(Transformer(8))
+def test_without_options_the_optimizers_hold_but_for_the_rates_of_adamw():
+    groups = rootfree.parameter_groups(
+        Transformer(8, vocabulary=20), overrides={"embedding": {"betas": (0.5, 0.75)}}
+    )
     optimizer = rootfree.IFShampoo(groups, batch_size=4, lr=0.75, weight_decay=0.5)
     for group in optimizer.param_groups:
         assert group["lr"] == (3e-3 if "companion" in group else 0.75)
+        if "companion" in group:
+            assert group["betas"] == ((0.5, 0.75) if group["role"] == "embedding" else (0.9, 0.95))
         assert group["weight_decay"] == (0.0 if group["role"] == "vector" else 0.5)
 
 

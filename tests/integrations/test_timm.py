@@ -70,12 +70,14 @@ def test_every_name_makes_its_class_and_takes_a_step(timm):
 def test_the_fallback_of_hybrid_optimizers_is_adamw(timm):
     options = {"fallback_list": ("head.*", "pos_embed"), "lr": 1e-2, "weight_decay": 0.1}
     make, model = timm.optim.create_optimizer_v2, vit(timm)
-    optimizer = make(model, "ifwhitening", companion_lr=3e-3, **options)
+    optimizer = make(model, "ifwhitening", companion_lr=5e-3, **options)
     left = [group for group in optimizer.param_groups if group.get("companion") == "adamw"]
     assert {id(p) for group in left for p in group["params"]} == {
         id(p) for p in (model.pos_embed, *model.head.parameters())
     }
-    assert {group["lr"] for group in left} == {3e-3}
+    assert {(group["lr"], group["betas"]) for group in left} == {(5e-3, (0.9, 0.95))}
+    plain = make(model, "ifwhitening", **options).param_groups
+    assert {group["lr"] for group in plain if group.get("companion")} == {3e-3}
     step(model, optimizer)
     # A diagonal method takes every parameter itself.
     assert make(model, "rfadamw", batch_size=4, **options).param_groups

@@ -12,6 +12,7 @@ from timm.optim._optim_factory import OptimInfo, default_registry
 import rootfree
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.optimizer import RootFreeOptimizer
+from rootfree.shell.parameter_groups import COMPANION
 
 __all__ = ["register"]
 
@@ -22,8 +23,9 @@ def register() -> list[str]:
     Names are those of the classes, in lower case. timm's groups work as they are: weight-decay
     filtering, and layer decay together with timm's schedulers, which read ``lr_scale``. What timm
     leaves to a fallback optimizer (``fallback_list``) goes to AdamW inside the same optimizer, with
-    the step size ``companion_lr`` (default: 3e-3). To have all of embeddings, head and vectors
-    there, give ``param_group_fn=rootfree.parameter_groups``.
+    the options that :func:`rootfree.parameter_groups` gives it; ``companion_lr`` is its step size.
+    To have all of embeddings, head and vectors there, give
+    ``param_group_fn=rootfree.parameter_groups``.
 
     As timm always does, it sets ``weight_decay`` to 0 and ``momentum`` to 0.9 unless told
     otherwise.
@@ -57,7 +59,7 @@ def _make(
     method: type[RootFreeOptimizer],
     params: Iterable[Any],
     *,
-    companion_lr: float = 3e-3,
+    companion_lr: float | None = None,
     **options: Any,
 ) -> RootFreeOptimizer:
     has_companions = issubclass(method, BlockOptimizer)
@@ -66,8 +68,9 @@ def _make(
     return make(groups, **options)
 
 
-def _group(given: Any, companion_lr: float) -> Any:
+def _group(given: Any, companion_lr: float | None) -> Any:
     """timm's group as ours: what is for a fallback optimizer is for AdamW."""
     if not (isinstance(given, Mapping) and given.get("use_fallback")):
         return given
-    return {"lr": companion_lr, **given, "companion": "adamw"}
+    own = {} if companion_lr is None else {"lr": companion_lr}
+    return {**COMPANION, **own, **given, "companion": "adamw"}

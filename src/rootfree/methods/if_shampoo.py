@@ -100,8 +100,8 @@ class IFShampoo(BlockOptimizer):
     rate_by_rank=False`` this is the paper's method, on every parameter. For low memory take
     ``factor_dtype=torch.bfloat16, state_dtype=torch.bfloat16``.
 
-    The page *Which optimizer, which settings* says how the defaults were chosen, and what else was
-    tried.
+    The page *Which optimizer, which settings* shows what the defaults do, and how much the settings
+    matter.
 
     Example:
         >>> import torch, rootfree

@@ -49,10 +49,11 @@ class RFAdamW(DiagonalOptimizer):
             unlike the others moves an element of p by about β₁c in all. None: no limit.
         fast_start: 1 - b₂ is max(1 - b₂, 5/(t + 6)) at step t (from 0), as in
             :class:`rootfree.RFRMSprop`. While it lasts v may fall by far more in a step than m, so
-            the elements of m are limited like those of g. False: 1 - b₂, and no limit on m.
+            the elements of m are limited like those of g. False: 1 - b₂ throughout. Then,
+            and with ``max_update=None``, m has no limit.
 
-    The other arguments are those of :class:`rootfree.RFRMSprop`. The defaults were chosen like its
-    defaults.
+    The other arguments are those of :class:`rootfree.RFRMSprop`. The table *first try* on the page
+    *Which optimizer, which settings* shows what the defaults do.
 
     Example:
         >>> import torch, rootfree

@@ -17,9 +17,10 @@ from rootfree.shell.companion import companion_name
 Options = Mapping[str, Any]
 Overrides = Mapping[Any, Options]  # names, or types of modules
 
-# Embeddings, heads and vectors take larger steps than whole networks do with AdamW: three times its
-# default step size. The page *Which optimizer, which settings* compares 1e-3, 3e-3 and 1e-2.
-_COMPANION_LR = 3e-3
+# What AdamW has for embeddings, heads and vectors. They take larger steps than whole networks do:
+# three times torch's default. Larger steps need a denominator that follows faster, or the loss has
+# spikes where it is nearly zero. The page *Which optimizer, which settings* compares the values.
+COMPANION = {"lr": 3e-3, "betas": (0.9, 0.95)}
 # The default of the matrix methods.
 _BLOCK_SIZE = 1024
 
@@ -65,7 +66,9 @@ def parameter_groups(
             blocks. Diagonal methods need None.
         lr: step size of the groups of the matrix method; None: the optimizer's.
         companion_lr: step size of AdamW; None: 3e-3, for networks that start from random weights.
-            Give it, like ``lr``, to train a network further. Schedulers scale both alike.
+            To train a network further, give the step size that AdamW would have, and ``lr`` too.
+            Schedulers scale both alike. The groups have ``betas=(0.9, 0.95)``; AdamW's other
+            options are torch's defaults. ``overrides`` change them.
         weight_decay: of all groups; None: the optimizer's.
         no_decay_on_vectors: vectors, scalars and norms get ``weight_decay=0``. With
             ``companion=None`` they do if ``weight_decay`` is given.
@@ -108,7 +111,7 @@ def parameter_groups(
         # Without a companion all but the embeddings are in one group.
         options: dict[str, Any] = {"role": role} if companion or role in roles.TABLES else {}
         if mine:
-            options["lr"] = _COMPANION_LR if companion_lr is None else companion_lr
+            options |= COMPANION if companion_lr is None else COMPANION | {"lr": companion_lr}
         else:
             options |= _of_matrices(role, p, lr)
         if keeps_vectors and role in roles.VECTORS:

@@ -62,7 +62,7 @@ def build(name: str, model: nn.Module, *, batch_size: int, **options: Any) -> li
     inside = _inside(method, companion, companion_options)
     if inside is not None or companion == _GROUPS:
         parameters: Any = (
-            rootfree.parameter_groups(model, companion_lr=companion_options.get("lr"))
+            _groups(model, companion_options)
             if inside is None
             else groups_with_companion(model, **inside)
         )
@@ -128,7 +128,8 @@ def _apart(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], str, 
     if theirs and companion == "none":
         raise ConfigError("companion_options are given, but companion is 'none'")
     if companion == _GROUPS:
-        check_names(f"the option of the companion {_GROUPS},", theirs, ["lr"])
+        allowed = ["lr", "momentum", "precond_lr", "damping"]
+        check_names(f"the option of the companion {_GROUPS},", theirs, allowed)
     return own, companion, dict(theirs)
 
 
@@ -140,6 +141,13 @@ def _inside(method: Method, companion: str, options: Mapping[str, Any]) -> dict[
     defaults = {name: signature[name].default for name in _OF_GROUPS}
     values = {**defaults, **translated(companion, signature, options)}
     return values if values.keys() == defaults.keys() else None
+
+
+def _groups(model: nn.Module, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The groups of `rootfree.parameter_groups`, with the options that AdamW is given."""
+    groups = rootfree.parameter_groups(model, companion_lr=options.pop("lr", None))
+    given = translated("AdamW", inspect.signature(torch.optim.AdamW).parameters, options)
+    return [{**group, **given} if "companion" in group else group for group in groups]
 
 
 def _no_matrices(name: str, companion: str) -> ConfigError:

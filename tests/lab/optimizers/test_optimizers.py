@@ -197,6 +197,10 @@ def test_the_groups_of_the_library_are_those_of_its_users():
             k: v for k, v in theirs.items() if k != "params"
         }
     assert {g["weight_decay"] for g in built.param_groups if g["lr"] == 0.5} == {0.0, 0.01}
+    options["companion_options"] = {"momentum": 0.8, "precond_lr": 0.25}
+    (built,) = optimizers.build("IFWhitening", gpt(), batch_size=8, **options)
+    left = [group for group in built.param_groups if "companion" in group]
+    assert {(group["lr"], group["betas"]) for group in left} == {(3e-3, (0.8, 0.75))}
 
 
 def test_a_model_without_matrices_has_nothing_for_a_matrix_method():

@@ -7,11 +7,13 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
+import rootfree
 from rootfree_lab import optimizers
 from rootfree_lab.config.reading import ConfigError, check_names, parse_assignment, plain_options
 from rootfree_lab.config.settings import OptimizerConfig
@@ -20,8 +22,6 @@ from rootfree_lab.optimizers.words import translated
 
 #: of AdamW beside optimizers of other packages
 COMPANION_LR = 1e-3
-#: that of `rootfree.parameter_groups`
-COMPANION_LR_OF_GROUPS = 3e-3
 REFERENCES: dict[str, dict[str, Any]] = {
     "AdamW": {"lr": 1e-3},
     "SGD": {"lr": 0.1, "momentum": 0.9},
@@ -62,9 +62,10 @@ class Entrant:
         """As the laboratory builds it."""
         options = {**_GIVEN.get(self.name, {}), **self.given}
         if self.name in _COMPANIONS:
+            given = {key: options.pop(key) for key in [*options] if key.startswith("companion_")}
+            own = {"lr": _of_groups()["lr"] if self.name in MATRIX else COMPANION_LR}
+            options["companion_options"] = own | {k.split("_", 1)[1]: v for k, v in given.items()}
             options["companion"] = _COMPANIONS[self.name]
-            default = COMPANION_LR_OF_GROUPS if self.name in MATRIX else COMPANION_LR
-            options["companion_options"] = {"lr": options.pop("companion_lr", default)}
         return OptimizerConfig(_REGISTERED.get(self.name, self.name), options)
 
     def effective(self) -> dict[str, Any]:
@@ -78,9 +79,20 @@ class Entrant:
         }
         options.pop("companion", None)
         companion = {f"companion_{k}": v for k, v in options.pop("companion_options", {}).items()}
+        if self.name in MATRIX and not {"companion_momentum", "companion_precond_lr"} & {
+            *companion
+        }:
+            companion["companion_betas"] = _of_groups()["betas"]
         values = {**defaults, **companion, **translated(registered, signature, options)}
         found: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return found
+
+
+@cache
+def _of_groups() -> dict[str, Any]:
+    """The options that `rootfree.parameter_groups` gives AdamW."""
+    (vectors,) = rootfree.parameter_groups(nn.LayerNorm(2))
+    return vectors
 
 
 def available(name: str) -> bool:

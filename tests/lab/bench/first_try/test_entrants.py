@@ -58,6 +58,17 @@ def test_the_only_matrix_of_a_model_is_not_left_to_adamw(name):
     assert given == {"weight": 7e-4, "bias": 1e-3 if name == "Muon" else vectors["lr"]}
 
 
+def test_a_record_tells_what_adamw_has():
+    """So that a run with other options is another run."""
+    plain, faster = Entrant("IFShampoo"), Entrant("IFShampoo", {"companion_precond_lr": 0.25})
+    (vectors,) = rootfree.parameter_groups(nn.LayerNorm(2))
+    assert plain.effective()["companion_lr"] == vectors["lr"]
+    assert plain.effective()["companion_betas"] == [*vectors["betas"]]
+    assert faster.effective() != plain.effective()
+    (optimizer,) = build(faster, network(), batch_size=16)
+    assert {g["betas"] for g in optimizer.param_groups if "companion" in g} == {(0.9, 0.75)}
+
+
 def test_low_rank_pairs_are_hidden_matrices():
     layer = LoRALinear(nn.Linear(6, 5), rank=4)
     (optimizer,) = build(Entrant("IFShampoo", {"lr": 7e-4}), layer, batch_size=16)
