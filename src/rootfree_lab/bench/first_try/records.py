@@ -34,7 +34,7 @@ class Record:
     first_loss: float | None = None  # before the first step
     final_loss: float | None = None  # mean of the last 50 steps; of all data for convex tasks
     best_mean: float | None = None  # the lowest mean of 50 steps in a row
-    late_ratio: float | None = None  # mean of the last 50 steps to the lowest
+    late_ratio: float | None = None  # mean of the last 50 steps to the lowest, both at least 1.2e-7
     test_loss: float | None = None
     test_error: float | None = None  # a share
     diverged: bool = False

@@ -30,6 +30,8 @@ WINDOW = 50  # steps that a mean loss is of
 _POINTS = 20  # of a curve
 # A run that ends above its first loss by this factor has diverged, even without a NaN.
 _WORSE = 1.1
+# Below this, nearly all terms of a cross entropy in float32 are exactly zero.
+_ROUNDING = torch.finfo(torch.float32).eps
 # The seeds of the batches begin here: the same ones on every device and for every optimizer.
 _ORDER = 1000
 
@@ -101,7 +103,7 @@ def with_losses(record: Record, losses: Tensor, *, full: float | None) -> Record
         first_loss=finite(first),
         final_loss=finite(final),
         best_mean=finite(best),
-        late_ratio=finite(last / best) if best > 0 else None,
+        late_ratio=finite(max(last, _ROUNDING) / max(best, _ROUNDING)),
         diverged=not (math.isfinite(final) and math.isfinite(last) and last <= _WORSE * first),
     )
 

@@ -146,6 +146,14 @@ def test_what_the_losses_say():
     assert with_losses(record("mlp_digits", steps=150), losses, full=0.7).final_loss == 0.7
 
 
+@pytest.mark.parametrize(("end", "expected"), [(0.0, 1), (6e-8, 1), (3e-7, 3e-7 / 2**-23)])
+def test_losses_below_rounding_are_no_spikes(end, expected):
+    """The smallest number of cross entropy in float32 is about 2^-23."""
+    losses = torch.tensor([1.0, 0.0, end], dtype=torch.float64).repeat_interleave(50)
+    found = with_losses(record("mlp_digits", steps=150), losses, full=None)
+    assert found.late_ratio == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("end", [math.nan, math.inf, 4.5])
 def test_divergence(end):
     losses = torch.cat([torch.full((50,), 4.0), torch.full((50,), end)])
