@@ -92,6 +92,9 @@ class FirstTry:
             help="Train a dozen small real tasks with every optimizer at its defaults instead.",
         ),
     ] = False
+    held_out: Annotated[
+        bool, _tried("--held-out", help="Take other tasks, with which no default was chosen.")
+    ] = False
     tasks: Annotated[str, _tried(help="Tasks, with commas between; default: all.")] = ""
     optimizers: Annotated[str, _tried(help="Optimizers, with commas between; default: all.")] = ""
     assignments: Annotated[
@@ -110,7 +113,9 @@ class FirstTry:
     constant: Annotated[
         bool, _tried("--constant", help="1,500 steps at a constant learning rate: late spikes.")
     ] = False
-    data: Annotated[Path | None, _tried(help="Folder with cifar10.npz, sotu.txt, cora.npz.")] = None
+    data: Annotated[
+        Path | None, _tried(help="Folder with cifar10.npz, sotu.txt, cora.npz, letter.dat ...")
+    ] = None
     jobs: Annotated[int, _tried(min=1, help="Runs side by side, as processes.")] = 1
     tuned: Annotated[
         bool,

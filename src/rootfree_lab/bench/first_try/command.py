@@ -16,9 +16,11 @@ from rootfree_lab.bench.markdown import Marks, fill, filled
 from rootfree_lab.bench.options import FirstTry
 from rootfree_lab.config.reading import ConfigError, check_names
 from rootfree_lab.data import DataError
+from rootfree_lab.training.checking import dataset_of
 from rootfree_lab.training.devices import choose_device
 
 MARKS = Marks("first try")
+HELD_OUT = Marks("held out")
 TUNED = Marks("tuned")
 _WIDTH = 160
 
@@ -30,7 +32,7 @@ def run(console: Console, given: FirstTry) -> int:
             typer.echo(line)
         return 0
     _check(given)
-    tasks = suite.chosen(_listed(given.tasks))
+    tasks = suite.chosen(_listed(given.tasks), held_out=given.held_out)
     if given.tuned:
         assert given.json is not None
         found = [r for r in records.read(given.json) if r.task in tasks]
@@ -85,10 +87,12 @@ def _with_data(tasks: Sequence[str], folder: Path | None) -> list[str]:
     """The tasks whose data is there; a line for each of the others."""
     found = []
     for task in tasks:
-        name = suite.data_of(task)
+        compact = suite.data_of(task)
         try:
-            if name is not None:
-                data.dataset(name, folder)
+            if compact is None:
+                dataset_of(suite.data_config(task, "small", folder))
+            else:
+                data.dataset(compact, folder)
         except DataError as error:
             typer.echo(f"skipped {task}: {error}", err=True)
             continue
@@ -127,7 +131,14 @@ def _show(console: Console, given: FirstTry, found: Sequence[Record]) -> None:
         if not plain:
             raise ConfigError("--page: there are no runs with a schedule to write")
         pieces = (table.as_markdown(plain), table.remarks(scheduled), verdict.as_markdown(bars))
-        fill(given.page, "\n\n".join(piece.strip() for piece in pieces), MARKS)
+        fill(given.page, "\n\n".join(piece.strip() for piece in pieces), _marks(given))
+
+
+def _marks(given: FirstTry) -> Marks:
+    """Where in a page the tables go."""
+    if given.tuned:
+        return TUNED
+    return HELD_OUT if given.held_out else MARKS
 
 
 def _show_tuned(given: FirstTry, found: Sequence[Record]) -> None:
@@ -136,7 +147,7 @@ def _show_tuned(given: FirstTry, found: Sequence[Record]) -> None:
     if given.page is None:
         typer.echo(text)
     else:
-        fill(given.page, text, TUNED)
+        fill(given.page, text, _marks(given))
 
 
 def _check(given: FirstTry) -> None:
@@ -150,4 +161,4 @@ def _check(given: FirstTry) -> None:
     if given.data is not None and not given.data.is_dir():
         raise ConfigError(f"--data: there is no folder {str(given.data)!r}")
     if given.page is not None:
-        filled(given.page, "", TUNED if given.tuned else MARKS)
+        filled(given.page, "", _marks(given))

@@ -12,7 +12,7 @@ from rootfree_lab.bench.first_try.entrants import Entrant
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.config.files import load_config
 from rootfree_lab.config.reading import check_names
-from rootfree_lab.config.settings import Config, ScheduleConfig
+from rootfree_lab.config.settings import Config, DataConfig, ScheduleConfig
 
 SCALES = ("small", "full")
 CONSTANT_STEPS = 1500
@@ -21,6 +21,13 @@ TASKS = (
     "gpt_sotu", "lstm_sotu", "gat_cora", "logistic_breast_cancer", "least_squares_diabetes",
     "lora_digits",
 )  # fmt: skip
+#: Tasks with which no default was chosen.
+HELD_OUT = (
+    "mlp_letter", "mlp_magic", "mlp_batch512_digits", "cnn_batch4_digits", "cnn_square_digits",
+    "densenet_cifar10", "swin_cifar10", "gcvit_cifar10", "focalnet_cifar10", "vmamba_cifar10",
+    "gamlp_cora", "logistic_letter", "logistic_spambase",
+)  # fmt: skip
+ALL = (*TASKS, *HELD_OUT)
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,10 @@ class Run:
         record = self.record
         task = config_of(record.task, record.scale)
         autocast = "none" if record.device == "cpu" else task.train.autocast
-        named = self.data is not None and data_of(record.task) is not None
         return replace(
             task,
             label=record.label,
-            data=replace(task.data, folder=str(self.data)) if named else task.data,
+            data=data_config(record.task, record.scale, self.data),
             optimizer=self.entrant.optimizer,
             schedule=ScheduleConfig() if record.constant else task.schedule,
             train=replace(
@@ -51,7 +57,7 @@ class Run:
         )  # fmt: skip
 
 
-@lru_cache(maxsize=2 * len(TASKS))
+@lru_cache(maxsize=2 * len(ALL))
 def config_of(task: str, scale: str = "small") -> Config:
     """The config of a task, as its file has it."""
     with as_file(files("rootfree_lab.bench.first_try") / "tasks" / f"{task}.toml") as path:
@@ -64,15 +70,24 @@ def is_convex(task: str) -> bool:
 
 
 def data_of(task: str) -> str | None:
-    """The data of a task that has to be fetched or named, by its name in `data.FILES`."""
+    """The data of a task that a compact folder has, by its name in `data.FILES`."""
     module, _, name = config_of(task).data.name.partition(":")
     return name if module.endswith(".data") else None
 
 
-def chosen(names: Sequence[str]) -> list[str]:
-    """The tasks of these names, all of them if there are none, in the order of the suite."""
-    check_names("--tasks: the task", names, TASKS)
-    return [name for name in TASKS if not names or name in names]
+def data_config(task: str, scale: str, folder: Path | None) -> DataConfig:
+    """Where the data of a task is read: in the folder if that is for it, or else in the cache."""
+    config = config_of(task, scale).data
+    if folder is None or not (data_of(task) or (folder / f"{config.name}.dat").is_file()):
+        return config
+    return replace(config, folder=str(folder))
+
+
+def chosen(names: Sequence[str], *, held_out: bool = False) -> list[str]:
+    """The tasks of these names, a whole suite if there are none, in the order of the suite."""
+    suite = HELD_OUT if held_out else TASKS
+    check_names("--tasks: the task", names, suite)
+    return [name for name in suite if not names or name in names]
 
 
 def steps_of(task: str, scale: str, *, constant: bool, steps: int | None) -> int:

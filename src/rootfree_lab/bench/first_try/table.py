@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rootfree_lab.bench.first_try.entrants import MATRIX, NAMES
 from rootfree_lab.bench.first_try.records import Record
-from rootfree_lab.bench.first_try.suite import TASKS
+from rootfree_lab.bench.first_try.suite import ALL
 from rootfree_lab.bench.markdown import rows
 from rootfree_lab.bench.table import NOTHING
 
@@ -66,7 +66,7 @@ def ratio(cells: Cells, label: str, task: str, to: str = REFERENCE) -> float | N
 def tasks_of(cells: Cells) -> list[str]:
     """In the order of the suite."""
     there = {task for _, task in cells}
-    return [task for task in TASKS if task in there]
+    return [task for task in ALL if task in there]
 
 
 def labels_of(cells: Cells) -> list[str]:

@@ -9,7 +9,7 @@ from statistics import mean
 
 from rootfree_lab.bench.first_try.entrants import NAMES
 from rootfree_lab.bench.first_try.records import Record
-from rootfree_lab.bench.first_try.suite import TASKS, data_of
+from rootfree_lab.bench.first_try.suite import ALL, data_of
 from rootfree_lab.bench.first_try.table import REFERENCE
 from rootfree_lab.bench.first_try.verdict import Bar
 from rootfree_lab.bench.markdown import rows
@@ -47,7 +47,7 @@ def score(record: Record) -> float:
 def tuned(records: Sequence[Record]) -> Found:
     """By task and optimizer; of two records of one setting and seed the later counts."""
     found: Found = {}
-    for task in (task for task in TASKS if task in {r.task for r in records}):
+    for task in (task for task in ALL if task in {r.task for r in records}):
         for name in NAMES:
             mine = [r for r in records if (r.task, r.optimizer) == (task, name)]
             settings = _settings(mine)

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rootfree_lab.bench.first_try import records, runs
-from rootfree_lab.bench.first_try.command import MARKS
+from rootfree_lab.bench.first_try.command import HELD_OUT, MARKS
 from rootfree_lab.cli import terminal
 from rootfree_lab.cli.app import app
 
@@ -113,6 +113,23 @@ def test_the_page_is_filled_from_the_file(tmp_path):
     result = run(*arguments)
     assert result.exit_code == 2
     assert "must have one block between" in result.output
+
+
+def test_held_out_tasks_are_a_suite_and_a_table_of_their_own(tmp_path):
+    file, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
+    page.write_text(f"{MARKS.begin}\n{MARKS.end}\n\n{HELD_OUT.begin}\n{HELD_OUT.end}\n")
+    only = ("--optimizers", "AdamW,SGD", "--steps", "5", "--json", str(file), "--page", str(page))
+    for more in (("--tasks", "mlp_digits"), ("--held-out",)):
+        result = run(*more, *FAST, *only)
+        assert result.exit_code == 0, result.output
+    assert "skipped mlp_letter: letter: it is not in the cache" in result.output
+    first, second = page.read_text().split(HELD_OUT.begin)
+    assert "| mlp_digits |" in first
+    assert "| mlp_batch512_digits |" not in first
+    assert "| mlp_batch512_digits |" in second
+    assert "| mlp_digits |" not in second
+    result = run("--held-out", "--tasks", "mlp_digits")
+    assert "--tasks: the task 'mlp_digits' is unknown" in result.output
 
 
 @pytest.mark.parametrize(
