@@ -17,7 +17,7 @@ from rootfree.methods.inverse_free import accumulators, factor_state, norm_of, s
 from rootfree.placement.sharded import Sharded
 from rootfree.rules import LEAST_DAMPING
 from rootfree.rules import if_whitening as rules
-from rootfree.rules.if_shampoo import balance_, mean_squares
+from rootfree.rules.if_shampoo import balance_, mean_squares, precondition
 from rootfree.rules.momentum import Tail
 from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.options import WHITENING_OPTIONS
@@ -34,16 +34,12 @@ def _direction(
 ) -> Tensor:
     if H is not None:
         _refresh_(group, structures, state, H, G)
-    _, Ps = _factors(structures, state, G.dtype)
-    return rules.precondition(G, Ps, structures)
+    return precondition(G, _factors(structures, state, G.dtype), structures)
 
 
-def _factors(
-    structures: Structures, state: State, dtype: torch.dtype
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Cₙ and Pₙ = CₙCₙᵀ of every axis, in the dtype of the products."""
-    Cs = [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
-    return Cs, [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
+def _factors(structures: Structures, state: State, dtype: torch.dtype) -> list[Tensor]:
+    """Cₙ of every axis, in the dtype of the products."""
+    return [state[f"factor{n}"].to(dtype) for n in range(len(structures))]
 
 
 def _rate(group: Group) -> float:
@@ -58,7 +54,8 @@ def _refresh_(
 ) -> None:
     dtype, wide = G.dtype, wide_dtype(G.dtype)
     moves = _follow_size_(group, structures, state, H.root_mean_diagonal(G.shape[1:]))
-    Cs, Ps = _factors(structures, state, dtype)
+    Cs = _factors(structures, state, dtype)
+    Ps = [s.symmetric_product(C) for s, C in zip(structures, Cs, strict=True)]
     ones = [1.0] * len(Ps)
     # λ = ρ·v: whatever the scale of the loss
     lam = group["damping"] * state["mean_square"].to(wide) + LEAST_DAMPING

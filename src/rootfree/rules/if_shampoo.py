@@ -120,7 +120,7 @@ def rates_by_rank(beta2: float, structures: Sequence[Structure]) -> list[float]:
 
 
 def precondition(G: Tensor, Ks: Sequence[Tensor], structures: Sequence[Structure]) -> Tensor:
-    """U = G with KₙKₙᵀ applied on every axis n."""
+    """U = G with KₙKₙᵀ applied on every axis n; in whitening that is Pₙ = CₙCₙᵀ."""
     for n in reversed(range(len(Ks))):  # the first axis last: the result is contiguous
         G = multiply_axis(G, n, partial(structures[n].apply_symmetric, Ks[n]))
     return G

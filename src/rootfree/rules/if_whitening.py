@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 from rootfree.curvature import BlockCurvature
 from rootfree.rules import if_shampoo
 from rootfree.rules.if_shampoo import Norm
-from rootfree.structures import Structure, multiply_axis, per_block
+from rootfree.structures import Structure, per_block
 
 # log₂; h of this size can still be squared and summed in fp32.
 LARGEST_DAMPING = 40
@@ -78,10 +77,3 @@ def move_factors_(
         step = beta2 / 2 / norm(n, E).clamp(min=1.0)
         scaled = (E * per_block(step, E)).to(dtype)
         C.sub_(structure.product(scaled, C.to(dtype)))
-
-
-def precondition(G: Tensor, Ps: Sequence[Tensor], structures: Sequence[Structure]) -> Tensor:
-    """U = G with Pₙ applied on every axis n."""
-    for n in reversed(range(len(Ps))):  # the first axis last: the result is contiguous
-        G = multiply_axis(G, n, partial(structures[n].apply, Ps[n]))
-    return G
