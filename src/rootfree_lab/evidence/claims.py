@@ -226,6 +226,10 @@ CLAIMS = (
     Claim("Convex, sum",
           "On convex problems, RF-AdaGrad is not above Adagrad by more than the spread over seeds.",
           ("convex",), not_beyond_spread("RFAdagrad", ("Adagrad",))),
+    Claim("Convex, full matrix",
+          "On convex problems, RF full-matrix AdaGrad is not above the one with the root by more "
+          "than the spread over seeds.",
+          ("convex",), not_beyond_spread("RFFullAdagrad", ("FullAdagrad",))),
     Claim("Original scheme, zero start",
           "With a constant rate, RMSprop is below RF-RMSProp that starts at zero.", ("original",),
           at_most("RMSprop, constant", "RF-RMSProp, constant, zero start", strict=True)),

@@ -32,6 +32,7 @@ KNOWN = {
     "fashion_mnist": ("images", 10, (1, 28, 28)),
     "fashion_rgb.py:load": ("images", 10, (3, 32, 32)),
     "image_folder": ("images", 10, (3, 224, 224)),
+    "letter": ("tabular", 26, (16,)),
     "mnist.py:load": ("images", 10, (1, 28, 28)),
     "ogbn_products": ("graph", 47, (100,)),
     "ptb": ("text", 10_000, ()),
