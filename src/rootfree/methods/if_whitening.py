@@ -159,7 +159,7 @@ class IFWhitening(BlockOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor = 4e-3,  # β₁
+        lr: float | Tensor = 6e-3,  # β₁
         *,
         precond_lr: float = 0.3,  # β₂
         momentum: float = 0.9,  # α₁

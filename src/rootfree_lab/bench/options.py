@@ -113,6 +113,10 @@ class FirstTry:
     constant: Annotated[
         bool, _tried("--constant", help="1,500 steps at a constant learning rate: late spikes.")
     ] = False
+    sensitivity: Annotated[
+        bool,
+        _tried("--sensitivity", help="Also change one setting at a time, and show what that does."),
+    ] = False
     data: Annotated[
         Path | None, _tried(help="Folder with cifar10.npz, sotu.txt, cora.npz, letter.dat ...")
     ] = None

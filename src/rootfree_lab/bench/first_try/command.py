@@ -8,7 +8,16 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from rootfree_lab.bench.first_try import data, entrants, records, runs, suite, table, verdict
+from rootfree_lab.bench.first_try import (
+    data,
+    entrants,
+    records,
+    runs,
+    sensitivity,
+    suite,
+    table,
+    verdict,
+)
 from rootfree_lab.bench.first_try import tuned as tuning
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.suite import Run
@@ -22,6 +31,7 @@ from rootfree_lab.training.devices import choose_device
 MARKS = Marks("first try")
 HELD_OUT = Marks("held out")
 TUNED = Marks("tuned")
+SENSITIVITY = Marks("sensitivity")
 _WIDTH = 160
 
 
@@ -36,9 +46,13 @@ def run(console: Console, given: FirstTry) -> int:
     if given.tuned:
         assert given.json is not None
         found = [r for r in records.read(given.json) if r.task in tasks]
-        _show_tuned(given, [r for r in found if r.scale == given.scale and not r.constant])
+        found = [r for r in found if r.scale == given.scale and not r.constant]
+        _show_text(given, tuning.as_markdown(tuning.tuned(found)))
         return 0
-    field = entrants.line_up(_listed(given.optimizers), given.assignments or [])
+    names = _listed(given.optimizers) or (sensitivity.OPTIMIZERS if given.sensitivity else ())
+    field = plain = entrants.line_up(names, given.assignments or [])
+    if given.sensitivity:
+        field = sensitivity.with_changes(plain)
     failed = 0
     if given.table_only:
         assert given.json is not None
@@ -49,7 +63,13 @@ def run(console: Console, given: FirstTry) -> int:
             asked, given.json, jobs=given.jobs, say=lambda line: typer.echo(line, err=True)
         )
         found = trained if given.json is None else records.read(given.json)
-    _show(console, given, [r for r in found if r.task in tasks and r.scale == given.scale])
+    found = _as_asked(given, [r for r in found if r.task in tasks and r.scale == given.scale])
+    if given.sensitivity:
+        found = [r for r in found if r.constant == given.constant]
+        _needs_runs(given, found)
+        _show_text(given, sensitivity.as_markdown(found, plain))
+    else:
+        _show(console, given, found)
     return 1 if failed else 0
 
 
@@ -107,14 +127,17 @@ def _installed(field: Sequence[entrants.Entrant]) -> list[entrants.Entrant]:
     return [entrant for entrant in field if entrant.name not in missing]
 
 
-def _show(console: Console, given: FirstTry, found: Sequence[Record]) -> None:
-    """Runs with a schedule and those with a constant rate are two tables and one verdict."""
-    # With the number of steps that was asked for, by default the task's own.
-    found = [
+def _as_asked(given: FirstTry, found: Sequence[Record]) -> list[Record]:
+    """The records with the number of steps that was asked for, by default the task's own."""
+    return [
         r
         for r in found
         if r.steps == suite.steps_of(r.task, r.scale, constant=r.constant, steps=given.steps)
     ]
+
+
+def _show(console: Console, given: FirstTry, found: Sequence[Record]) -> None:
+    """Runs with a schedule and those with a constant rate are two tables and one verdict."""
     scheduled = [r for r in found if not r.constant]
     if not console.is_terminal:  # a file has room
         console = Console(width=max(console.width, _WIDTH))
@@ -128,22 +151,25 @@ def _show(console: Console, given: FirstTry, found: Sequence[Record]) -> None:
         detail = f" on {bar.tasks} tasks ({bar.demand}); {bar.found}" if bar.tasks else ""
         console.print(line + detail, highlight=False, markup=False, soft_wrap=True)
     if given.page is not None:
-        if not plain:
-            raise ConfigError("--page: there are no runs with a schedule to write")
+        _needs_runs(given, scheduled)
         pieces = (table.as_markdown(plain), table.remarks(scheduled), verdict.as_markdown(bars))
         fill(given.page, "\n\n".join(piece.strip() for piece in pieces), _marks(given))
 
 
+def _needs_runs(given: FirstTry, found: Sequence[Record]) -> None:
+    if given.page is not None and not found:
+        raise ConfigError("--page: there are no runs of that kind to write")
+
+
 def _marks(given: FirstTry) -> Marks:
     """Where in a page the tables go."""
-    if given.tuned:
-        return TUNED
+    if given.tuned or given.sensitivity:
+        return TUNED if given.tuned else SENSITIVITY
     return HELD_OUT if given.held_out else MARKS
 
 
-def _show_tuned(given: FirstTry, found: Sequence[Record]) -> None:
-    """The best setting of each optimizer, on the terminal or in a page."""
-    text = tuning.as_markdown(tuning.tuned(found))
+def _show_text(given: FirstTry, text: str) -> None:
+    """On the terminal or in a page."""
     if given.page is None:
         typer.echo(text)
     else:
@@ -153,6 +179,8 @@ def _show_tuned(given: FirstTry, found: Sequence[Record]) -> None:
 def _check(given: FirstTry) -> None:
     """Before minutes of training, not after them."""
     check_names("--scale:", [given.scale], suite.SCALES)
+    if given.tuned and given.sensitivity:
+        raise ConfigError("--sensitivity has no place beside --tuned")
     for option, asked in (("--table-only", given.table_only), ("--tuned", given.tuned)):
         if asked and (given.json is None or not given.json.is_file()):
             raise ConfigError(f"{option} needs --json with a file that has runs")

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rootfree_lab.bench.first_try import records, runs
-from rootfree_lab.bench.first_try.command import HELD_OUT, MARKS
+from rootfree_lab.bench.first_try.command import HELD_OUT, MARKS, SENSITIVITY
 from rootfree_lab.cli import terminal
 from rootfree_lab.cli.app import app
 
@@ -132,6 +132,19 @@ def test_held_out_tasks_are_a_suite_and_a_table_of_their_own(tmp_path):
     assert "--tasks: the task 'mlp_digits' is unknown" in result.output
 
 
+def test_settings_are_changed_one_at_a_time(tmp_path):
+    file, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
+    page.write_text(f"{SENSITIVITY.begin}\n{SENSITIVITY.end}\n")
+    only = ("--tasks", "mlp_digits", "--optimizers", "AdamW,IFWhitening", "--json", str(file))
+    result = run("--sensitivity", *only, *FAST, "--steps", "5", "--page", str(page))
+    assert result.exit_code == 0, result.output
+    assert len(records.read(file)) == 3 + 9
+    assert "| changed | mlp_digits: AdamW | mlp_digits: IFWhitening |" in page.read_text()
+    result = run("--sensitivity", "--table-only", *only, "--page", str(page))
+    assert result.exit_code == 2
+    assert "there are no runs of that kind" in result.output  # of the task's own number of steps
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -147,6 +160,7 @@ def test_held_out_tasks_are_a_suite_and_a_table_of_their_own(tmp_path):
         (("--set", "IFShampoo.factor_dtype=half16"), "must be the name of a torch dtype"),
         (("--set", "SGD.lr=1", "--optimizers", "AdamW"), "which --optimizers leaves out"),
         (("--table-only",), "--table-only needs --json"),
+        (("--tuned", "--sensitivity"), "--sensitivity has no place beside --tuned"),
         (("--json", "/nowhere/a.jsonl"), "--json: there is no folder '/nowhere'"),
         (("--data", "/nowhere"), "--data: there is no folder '/nowhere'"),
         (("--page", "/nowhere.md"), "--page: there is no file '/nowhere.md'"),
