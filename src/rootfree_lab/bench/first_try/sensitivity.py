@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,17 +52,21 @@ CHANGES = (
 
 def with_changes(field: Iterable[Entrant]) -> list[Entrant]:
     """Every entrant as it is, and with each change of an option that it has and that it accepts."""
-    return [each for entrant in field for each in (entrant, *dict(_changed(entrant)).values())]
+    return [
+        each
+        for entrant in field
+        for each in (entrant, *(_changed(entrant, change) for change in CHANGES))
+        if each is entrant or (each is not None and _is_accepted(each))
+    ]
 
 
-def _changed(entrant: Entrant) -> Iterator[tuple[Change, Entrant]]:
+def _changed(entrant: Entrant, change: Change) -> Entrant | None:
+    """The entrant with one option changed; None: it does not have that option."""
     options = entrant.effective()
-    for change in CHANGES:
-        if change.option in options:
-            value = change.of(options[change.option])
-            other = replace(entrant, given={**entrant.given, change.option: value})
-            if _is_accepted(other):
-                yield change, other
+    if change.option not in options:
+        return None
+    value = change.of(options[change.option])
+    return replace(entrant, given={**entrant.given, change.option: value})
 
 
 def _is_accepted(entrant: Entrant) -> bool:
@@ -138,7 +142,7 @@ def _bar(entrant: Entrant, demand: str, moves: Moves, below: float) -> Bar:
 
 def _move(found: Cells, entrant: Entrant, task: str, change: Change) -> float | None:
     """By which share of the loss without it a change moves the loss."""
-    other = dict(_changed(entrant)).get(change)
+    other = _changed(entrant, change)
     plain = found.get((entrant.label, task))
     changed = None if other is None else found.get((other.label, task))
     if plain is None or changed is None or not plain.mean > 0:
