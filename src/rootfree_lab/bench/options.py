@@ -93,7 +93,7 @@ class FirstTry:
         ),
     ] = False
     held_out: Annotated[
-        bool, _tried("--held-out", help="Take other tasks, with which no default was chosen.")
+        bool, _tried("--held-out", help="Take other tasks, written after the defaults were chosen.")
     ] = False
     tasks: Annotated[str, _tried(help="Tasks, with commas between; default: all.")] = ""
     optimizers: Annotated[str, _tried(help="Optimizers, with commas between; default: all.")] = ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from rootfree_lab.bench.first_try.entrants import NAMES, REFERENCES, Entrant, build
+from rootfree_lab.bench.first_try.entrants import PEERS, REFERENCES, Entrant, build
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.table import REFERENCE, Cells, cells, tasks_of, text
 from rootfree_lab.bench.first_try.verdict import Bar
@@ -100,7 +101,7 @@ def bars(found: Cells, field: Sequence[Entrant]) -> list[Bar]:
     reference = next((entrant for entrant in field if entrant.name == REFERENCE), None)
     made = []
     for entrant in field:
-        if entrant.name in REFERENCES or entrant.name not in NAMES:
+        if entrant.name in REFERENCES or entrant.name in PEERS:
             continue
         tasks = [task for task in tasks_of(found) if (entrant.label, task) in found]
         others = _moves(found, entrant, tasks, rates=False)
@@ -145,7 +146,7 @@ def _move(found: Cells, entrant: Entrant, task: str, change: Change) -> float | 
     other = _changed(entrant, change)
     plain = found.get((entrant.label, task))
     changed = None if other is None else found.get((other.label, task))
-    if plain is None or changed is None or not plain.mean > 0:
+    if plain is None or changed is None or not 0 < plain.mean < math.inf:
         return None
     return changed.mean / plain.mean - 1
 

@@ -61,6 +61,19 @@ def test_learning_rates_move_the_loss_no_more_than_adamw_s_do():
         assert verdicts(adamw, mine)[demand][0] == verdict
 
 
+def test_a_run_that_diverged_misses_the_bar_and_is_nothing_to_compare_with():
+    demand = "other settings by less than 3%"
+    found = list(runs(WHITENING, **{"damping=1e-05": 1.0}))
+    diverged = [record(r.label, r.task, None) for r in found]
+    assert verdicts([found[0], diverged[1]])[demand][0] == "missed"
+    assert verdicts([diverged[0], found[1]])[demand][0] == "not measured"
+
+
+def test_other_packages_have_no_bar():
+    soap = Entrant("SOAP")
+    assert bars(cells(runs(soap, **{"lr=0.006": 2.0})), [soap]) == []
+
+
 def test_the_table_has_a_row_for_each_change_that_was_run():
     found = [*runs(ADAMW), *runs(WHITENING, **{"update_every=10": 1.5})]
     lines = as_markdown(found, [ADAMW, WHITENING]).splitlines()
