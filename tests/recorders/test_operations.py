@@ -14,6 +14,7 @@ from torch.nn.functional import mse_loss
 
 import rootfree
 from distributed.one_rank import Operations
+from kernels.devices import DEVICE
 from rootfree.kernels import axis_products, factors, fused_stack, given
 
 pytest.importorskip("triton")
@@ -29,7 +30,8 @@ RECORDERS = {
 def operations(make, layers: int) -> dict[bool, Counter[str]]:
     """Of a step that refreshes, and of one that does not; kernels do nothing but are there."""
     torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(layers)])
+    blocks = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(layers)]
+    model = nn.Sequential(*blocks).to(DEVICE)
     recorder = make(model)
     optimizer = rootfree.IFShampoo(
         model.parameters(),
@@ -42,7 +44,7 @@ def operations(make, layers: int) -> dict[bool, Counter[str]]:
     for _ in range(4):
         optimizer.zero_grad()
         with recorder:
-            outputs = model(torch.randn(8, 6))
+            outputs = model(torch.randn(8, 6, device=DEVICE))
             recorder.backward(mse_loss(outputs, torch.zeros_like(outputs)), outputs)
         due = optimizer.refreshes_next
         with Operations() as counted:

@@ -42,7 +42,7 @@ def limits_of_averages(rates: Rate, *, beta2: float, c: float) -> Rate:
     """c during a fast start, infinity later: s may fall by far more in a step than an average."""
     if not isinstance(rates, Tensor):
         return c if rates > beta2 else math.inf
-    return torch.where(rates > rates.new_tensor(beta2), rates.new_tensor(c), math.inf)
+    return torch.full_like(rates, math.inf).masked_fill(rates > beta2, c)
 
 
 def _each(rate: Rate) -> float | Tensors:
