@@ -39,7 +39,7 @@ torch.manual_seed(0)
 model = Reader()
 groups = rootfree.parameter_groups(
     model,
-    companion_lr=3e-3,  # AdamW's step size (the default); `lr` is that of the matrix method
+    companion_lr=2e-3,  # AdamW's step size (the default); `lr` is that of the matrix method
     overrides={"positions": {"lr": 1e-2}},  # one parameter by its name
 )
 optimizer = rootfree.IFShampoo(groups, lr=1e-2)

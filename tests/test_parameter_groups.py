@@ -270,7 +270,7 @@ def test_without_options_the_optimizers_hold_but_for_the_rates_of_adamw():
     )
     optimizer = rootfree.IFShampoo(groups, batch_size=4, lr=0.75, weight_decay=0.5)
     for group in optimizer.param_groups:
-        assert group["lr"] == (3e-3 if "companion" in group else 0.75)
+        assert group["lr"] == (2e-3 if "companion" in group else 0.75)
         if "companion" in group:
             assert group["betas"] == ((0.5, 0.75) if group["role"] == "embedding" else (0.9, 0.95))
         assert group["weight_decay"] == (0.0 if group["role"] == "vector" else 0.5)

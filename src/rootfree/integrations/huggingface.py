@@ -124,7 +124,7 @@ def whole_model() -> Callable[..., RootFreeOptimizer]:
     The Trainer by itself makes two groups, with and without weight decay. With this, the groups
     are those of :func:`rootfree.parameter_groups`: hidden matrices for the method, all others for
     AdamW. Options are ``method`` (default: ``IFWhitening``), those of the method, and
-    ``companion_lr`` (default: 3e-3) and ``overrides`` of the groups.
+    ``companion_lr`` (default: 2e-3) and ``overrides`` of the groups.
 
     Example::
 

@@ -18,9 +18,9 @@ Options = Mapping[str, Any]
 Overrides = Mapping[Any, Options]  # names, or types of modules
 
 # What AdamW has for embeddings, heads and vectors. They take larger steps than whole networks do:
-# three times torch's default. Larger steps need a denominator that follows faster, or the loss has
+# twice torch's default. Larger steps need a denominator that follows faster, or the loss has
 # spikes where it is nearly zero. The page *Which optimizer, which settings* compares the values.
-COMPANION = {"lr": 3e-3, "betas": (0.9, 0.95)}
+COMPANION = {"lr": 2e-3, "betas": (0.9, 0.95)}
 # The default of the matrix methods.
 _BLOCK_SIZE = 1024
 
@@ -65,7 +65,7 @@ def parameter_groups(
             Length alone is no sign of a vocabulary: the long axis of a linear layer is cut into
             blocks. Diagonal methods need None.
         lr: step size of the groups of the matrix method; None: the optimizer's.
-        companion_lr: step size of AdamW; None: 3e-3, for networks that start from random weights.
+        companion_lr: step size of AdamW; None: 2e-3, for networks that start from random weights.
             To train a network further, give the step size that AdamW would have, and ``lr`` too.
             Schedulers scale both alike. The groups have ``betas=(0.9, 0.95)``; AdamW's other
             options are torch's defaults. ``overrides`` change them.

@@ -200,7 +200,7 @@ def test_the_groups_of_the_library_are_those_of_its_users():
     options["companion_options"] = {"momentum": 0.8, "precond_lr": 0.25}
     (built,) = optimizers.build("IFWhitening", gpt(), batch_size=8, **options)
     left = [group for group in built.param_groups if "companion" in group]
-    assert {(group["lr"], group["betas"]) for group in left} == {(3e-3, (0.8, 0.75))}
+    assert {(group["lr"], group["betas"]) for group in left} == {(2e-3, (0.8, 0.75))}
 
 
 def test_a_model_without_matrices_has_nothing_for_a_matrix_method():

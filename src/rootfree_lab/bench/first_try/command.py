@@ -30,6 +30,7 @@ from rootfree_lab.training.devices import choose_device
 
 MARKS = Marks("first try")
 HELD_OUT = Marks("held out")
+FULL = Marks("full size")
 TUNED = Marks("tuned")
 SENSITIVITY = Marks("sensitivity")
 _WIDTH = 160
@@ -165,7 +166,9 @@ def _marks(given: FirstTry) -> Marks:
     """Where in a page the tables go."""
     if given.tuned or given.sensitivity:
         return TUNED if given.tuned else SENSITIVITY
-    return HELD_OUT if given.held_out else MARKS
+    if given.held_out:
+        return HELD_OUT
+    return FULL if given.scale == "full" else MARKS
 
 
 def _show_text(given: FirstTry, text: str) -> None:

@@ -51,11 +51,12 @@ def _tried(cells: Cells, name: str) -> list[str]:
 
 
 def as_markdown(found: Sequence[Bar]) -> str:
-    """A list, one line a bar."""
+    """A list, one line a bar that was measured."""
     lines = [
-        f"- ({bar.letter}) `{bar.label}`, {bar.demand}: **{bar.verdict}**"
-        + (f" on {bar.tasks} tasks; {bar.found}" if bar.tasks else "")
+        f"- ({bar.letter}) `{bar.label}`, {bar.demand}: **{bar.verdict}** on {bar.tasks} "
+        f"task{'s' if bar.tasks > 1 else ''}; {bar.found}"
         for bar in found
+        if bar.tasks
     ]
     return "\n".join(lines) + "\n"
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rootfree_lab.bench.first_try import records, runs
-from rootfree_lab.bench.first_try.command import HELD_OUT, MARKS, SENSITIVITY
+from rootfree_lab.bench.first_try.command import FULL, HELD_OUT, MARKS, SENSITIVITY
 from rootfree_lab.cli import terminal
 from rootfree_lab.cli.app import app
 
@@ -47,7 +47,7 @@ def test_two_tasks_with_two_optimizers(tmp_path):
         assert record.curve[-1][0] == 60
     assert found["mlp_digits", "AdamW"].options["lr"] == 1e-3
     assert found["mlp_digits", "AdamW"].options["weight_decay"] == 0.01  # a default of torch
-    assert found["mlp_digits", "IFShampoo"].options["companion_lr"] == 3e-3
+    assert found["mlp_digits", "IFShampoo"].options["companion_lr"] == 2e-3
     assert found["mlp_digits", "AdamW"].test_error is not None
     assert found["least_squares_diabetes", "AdamW"].test_error is None
     assert "(b) IFShampoo" in result.output
@@ -113,6 +113,19 @@ def test_the_page_is_filled_from_the_file(tmp_path):
     result = run(*arguments)
     assert result.exit_code == 2
     assert "must have one block between" in result.output
+
+
+def test_runs_at_full_size_have_a_table_of_their_own(tmp_path):
+    small, file, page = tmp_path / "small.jsonl", tmp_path / "full.jsonl", tmp_path / "page.md"
+    assert run(*TINY, *FAST, "--steps", "5", "--json", str(small)).exit_code == 0
+    file.write_text(small.read_text().replace('"scale": "small"', '"scale": "full"'))
+    page.write_text(f"{MARKS.begin}\n{MARKS.end}\n\n{FULL.begin}\n{FULL.end}\n")
+    arguments = ("--table-only", "--json", str(file), "--steps", "5", "--page", str(page))
+    assert run(*arguments, "--scale", "full").exit_code == 0
+    first, second = page.read_text().split(FULL.begin)
+    assert "| task |" not in first
+    assert "| mlp_digits |" in second
+    assert run(*arguments).exit_code == 2  # none of the small ones is in this file
 
 
 def test_held_out_tasks_are_a_suite_and_a_table_of_their_own(tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rootfree_lab.bench.first_try import verdict
 from rootfree_lab.bench.first_try.records import Record
 from rootfree_lab.bench.first_try.suite import TASKS
 from rootfree_lab.bench.first_try.table import as_markdown, cells, labels_of, short, text
@@ -141,3 +142,7 @@ def test_small_ratios_keep_a_digit():
 def test_what_was_not_run_is_not_measured():
     found = bar("RFShampoo", ADAMW)
     assert (found.met, found.verdict, found.tasks) == (None, "not measured", 0)
+    assert verdict.as_markdown([found]) == "\n"
+    line = verdict.as_markdown([replace(found, met=True, tasks=1, found="none above")])
+    assert line.startswith("- (b) `RFShampoo`, at most 1.05 x AdamW")
+    assert line.endswith(": **met** on 1 task; none above\n")
