@@ -39,6 +39,19 @@ def test_equals_the_cpu(row):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_new_tensors_may_be_on_the_gpu_by_default(row):
+    """What is pinned, and what counts on the host, is there all the same."""
+    expected = run(row, "cuda")
+    with torch.device("cuda"):
+        found = run(row, "cuda")
+    for p, q in zip(
+        expected.param_groups[0]["params"], found.param_groups[0]["params"], strict=True
+    ):
+        assert p.shape == q.shape  # of other random numbers
+        assert torch.isfinite(q).all()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 @pytest.mark.parametrize("missing", [False, True], ids=["all", "some_missing"])
 def test_no_synchronisation(row, missing):
     optimizer = run(row, "cuda", lr=torch.tensor(0.01, device="cuda"))

@@ -6,7 +6,9 @@ does what a new one with the same parameters and the same state does.
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections import defaultdict
 
 import pytest
@@ -166,6 +168,32 @@ def test_a_parameter_that_starts_anew_is_not_the_one_that_went_on(optimizer):
     optimizer.state[p] = {}
     step(optimizer, 3)
     assert not torch.equal(p, after)
+
+
+def test_a_parameter_that_was_replaced_is_released(optimizer):
+    ps = ps_of(optimizer)
+    gone = weakref.ref(ps[0])
+    ps[0] = parameter(9, *SHAPES[0])
+    step(optimizer, 3)
+    gc.collect()
+    assert gone() is None
+
+
+def test_modules_swap_the_tensors_of_parameters(row):
+    """As they do with sharded ones; torch refuses where a tensor has a weak reference."""
+    trained = []
+    for swap in (False, True):
+        ps = [parameter(i, *shape) for i, shape in enumerate(SHAPES)]
+        model, optimizer = nn.ParameterList(ps), row.make(ps)
+        torch.__future__.set_swap_module_params_on_conversion(swap)
+        try:
+            for number in range(4):
+                model.float()
+                step(optimizer, number)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        trained.append(ps)
+    assert all(map(torch.equal, *trained))
 
 
 def test_a_group_of_another_optimizer_takes_its_parameters_along(row, optimizer):

@@ -223,6 +223,25 @@ def test_step_hooks(row):
     assert calls == ["pre", "post", "post"]
 
 
+def test_state_is_where_the_parameters_are_and_counts_on_the_host(row):
+    """Whatever device new tensors have by default."""
+    trained = []
+    for default in ("cpu", "meta"):
+        model, data = network(), [*batches(4)]
+        with torch.device(default):
+            optimizer = row.make(model.parameters())
+        for x, y in data:
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            with torch.device(default):
+                optimizer.step()
+                optimizer.load_state_dict(optimizer.state_dict())
+                if hasattr(optimizer, "diagnostics"):
+                    optimizer.diagnostics()
+        trained.append(snapshot(optimizer))
+    assert identical(*trained)
+
+
 KINDS = dict.fromkeys(row.optimizer for row in ROWS)
 
 

@@ -213,5 +213,5 @@ def aligned(rectangles: Sequence[Rectangle]) -> bool:
 
 def as_table(rows: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows of integers on the device, sent without waiting for the copy."""
-    table = torch.tensor(rows, dtype=dtype, pin_memory=device.type == "cuda")
+    table = torch.tensor(rows, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     return table.to(device, non_blocking=True)

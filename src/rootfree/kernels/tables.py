@@ -44,7 +44,8 @@ class AddressTable:
         self.stock_up()
 
     def _staging(self) -> Tensor:
-        return torch.empty(len(self._own), dtype=torch.int64, pin_memory=self._own.is_cuda)
+        pinned = self._own.is_cuda
+        return torch.empty(len(self._own), dtype=torch.int64, device="cpu", pin_memory=pinned)
 
     def stock_up(self) -> None:
         """Allocate pinned memory for future captures."""
@@ -72,7 +73,7 @@ class AddressTable:
             # A new one each time: its memory is not reused before the copy has run.
             staging = self._staging()
             self.tensor = self._own
-        staging.copy_(torch.tensor(addresses, dtype=torch.int64))
+        staging.copy_(torch.tensor(addresses, dtype=torch.int64, device="cpu"))
         self.tensor.copy_(staging, non_blocking=True)
         self._sent = addresses
         self.aligned = all(address % 16 == 0 for address in addresses)
@@ -104,8 +105,10 @@ class NumberTable:
                 place.fill_(number)
             self._sent = None
             return
-        pinned = torch.tensor(numbers, dtype=torch.float32, pin_memory=self.tensor.is_cuda)
-        self.tensor.copy_(pinned, non_blocking=True)
+        sent = torch.tensor(
+            numbers, dtype=torch.float32, device="cpu", pin_memory=self.tensor.is_cuda
+        )
+        self.tensor.copy_(sent, non_blocking=True)
         self._sent = numbers
 
 

@@ -45,7 +45,7 @@ class DataParallelSum:
             return here
         if self._group is None:
             self._group = host_group(self._ranks)
-        total = torch.tensor(here)
+        total = torch.tensor(here, device="cpu")
         torch.distributed.all_reduce(total, group=self._group)
         return int(total)
 

@@ -26,11 +26,12 @@ class PlacedNorms:
         parts = [_summed_parts(home) for home in homes]
         self._parts = sum(map(len, parts))
         #: numbers of the parts of each parameter, padded with the number of a zero
-        table = torch.full((len(homes), max(map(len, parts), default=0)), self._parts)
+        shape = (len(homes), max(map(len, parts), default=0))
+        table = torch.full(shape, self._parts, device="cpu")
         mine = []  # of each parameter: numbers of the parts that are summed here
         start = 0
         for i, each in enumerate(parts):
-            table[i, : len(each)] = torch.arange(start, start + len(each))
+            table[i, : len(each)] = torch.arange(start, start + len(each), device="cpu")
             mine.append(iter([n for n, (_, rank) in enumerate(each, start) if rank == ranks.me]))
             start += len(each)
         numbers = [next(mine[i], None) for i in pieces]  # None: another rank sums this copy

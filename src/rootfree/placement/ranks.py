@@ -95,7 +95,7 @@ class Ranks:
             raise PlacementError(f"{what} needs the process group, which was destroyed")
         if self.world == 1:
             return None
-        words = torch.tensor([digest(what), digest(content)])
+        words = torch.tensor([digest(what), digest(content)], device="cpu")
         extremes = torch.cat([words, -words])
         largest = torch.distributed.ReduceOp.MAX
         self._await(

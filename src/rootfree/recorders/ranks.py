@@ -61,7 +61,7 @@ class GradientRanks:
 
     def sums(self, numbers: Sequence[int]) -> list[int]:
         """The sum of each number over the ranks, made on the hosts."""
-        total = torch.tensor(numbers)
+        total = torch.tensor(numbers, device="cpu")
         torch.distributed.all_reduce(total, group=self._hosts)
         return [int(number) for number in total]
 
@@ -83,7 +83,7 @@ class GradientRanks:
         """The largest of the ranks' numbers."""
         if self.size == 1:
             return number
-        found = torch.tensor(number, dtype=torch.float64)
+        found = torch.tensor(number, dtype=torch.float64, device="cpu")
         torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self._hosts)
         return float(found)
 

@@ -78,7 +78,7 @@ class WholeGradients:
         """
         totals = self._totals.pop(p, {})
         passes = [number for number in passes if number in totals]
-        total = sum((totals[number] for number in passes), torch.zeros(()))
+        total = sum((totals[number] for number in passes), torch.zeros((), device="cpu"))
         if not 0 < float(total.norm()) < math.inf:
             return False  # nothing to compare with: another time
         self._known.add(p)

@@ -7,14 +7,13 @@ an error before anything changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from rootfree.placement.data_parallel import copies_under_ddp
 from rootfree.placement.local import check_one_kind, has_copies, is_sharded
@@ -47,8 +46,8 @@ class Agreement:
     def __init__(self, option: Sharded | None) -> None:
         self._option = option
         self._met: dict[tuple[int, ...], Ranks] = {}
-        #: None: only this rank has the parameter. Weak, as parameters may be replaced
-        self._shared: MutableMapping[Tensor, _Shared | None] = WeakTensorKeyDictionary()
+        #: None: only this rank has it. Not weak: modules cannot convert what has weak references
+        self._shared: dict[Tensor, _Shared | None] = {}
         #: groups of ranks with common parameters, and the devices of those parameters
         self._devices: dict[Ranks, list[torch.device]] = {}
         self._memories: list[GroupMemory] = []
@@ -73,6 +72,10 @@ class Agreement:
     def knows(self, p: Tensor) -> bool:
         """Whether it is known which ranks have a parameter."""
         return p in self._shared
+
+    def keep(self, params: Collection[Tensor]) -> None:
+        """Forget all other parameters."""
+        self._shared = {p: shared for p, shared in self._shared.items() if p in params}
 
     def join(
         self, params: Sequence[Tensor], group: Group, said: Mapping[str, Any], *, by_blocks: bool

@@ -258,7 +258,7 @@ class _Pass:
         number = self._number = self._used.sum()
         if number.is_cuda:
             # Copied now, so that reading it waits only for work that is queued so far.
-            self._number = torch.empty((), dtype=number.dtype, pin_memory=True)
+            self._number = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=True)
             self._number.copy_(number, non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record(torch.cuda.current_stream(number.device))

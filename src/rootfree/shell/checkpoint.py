@@ -196,7 +196,7 @@ def _fitting(
     fresh = optimizer._of(values)._init_state(p, values)
     whole, foreign = _divided(saved, fresh)
     if type(whole.get("step")) is int:  # as in old checkpoints of torch
-        whole["step"] = torch.tensor(whole["step"])
+        whole["step"] = torch.tensor(whole["step"], device="cpu")
     for key in [key for key in whole if key.endswith(".rounding") and key not in fresh]:
         del whole[key]  # factors of float64 parameters are not rounded
     for key, tensor in whole.items():
@@ -207,7 +207,7 @@ def _fitting(
             )
     whole = one_piece(whole)
     if "step" in fresh:  # an early checkpoint has it in the group
-        whole.setdefault("step", torch.tensor(values["step"]))
+        whole.setdefault("step", torch.tensor(values["step"], device="cpu"))
     if "momentum" in whole and "momentum" not in fresh:  # a scheduler turned momentum off
         fresh["momentum"] = torch.zeros_like(p, dtype=whole["momentum"].dtype)
     for key, tensor in whole.items():

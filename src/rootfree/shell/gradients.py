@@ -267,7 +267,7 @@ def _plain_flag(tensors: list[Tensor]) -> Tensor:
     if host_reads(tensors[0].device):
         # Fast, and right if it says yes. If it says no, a sum of squares may have overflowed.
         finite = bool(_are_finite(torch._foreach_norm(tensors))) or _each_finite(tensors)
-        return torch.tensor(0.0 if finite else 1.0)
+        return torch.tensor(0.0 if finite else 1.0, device="cpu")
     return 1 - _are_finite(torch._foreach_norm(tensors, math.inf)).float()
 
 

@@ -51,6 +51,7 @@ def remember(optimizer: RootFreeOptimizer, group: Group) -> GroupMemory:
     known = set(everything)
     for p in [p for p in state if isinstance(p, Tensor) and p not in known]:
         del state[p]
+    optimizer._placing.keep(known)
     for p in params:
         state[p] = bring_state(optimizer, p, group)
     rows = [state[p] for p in params]

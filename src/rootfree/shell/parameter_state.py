@@ -59,8 +59,8 @@ def parameter_state(
 
 def renumber_(counters: Tensor, rows: list[int]) -> None:
     """Turn counters of the rows 0, 1, ... into those of other rows.  Changes them."""
-    shift = torch.tensor(rows, dtype=torch.int32) - torch.arange(len(rows), dtype=torch.int32)
-    counters += shift.to(counters.device) * _APART
+    shift = [row - i for i, row in enumerate(rows)]
+    counters += torch.tensor(shift, dtype=torch.int32, device=counters.device) * _APART
 
 
 def rounding_counters(shape: tuple[int, ...], *, salt: int, device: torch.device | str) -> Tensor:

@@ -5,7 +5,7 @@ Diagonal methods have no blocks; their ranks agree on steps all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,11 @@ class Placing:
                 self.homes |= homes_of(params, cuts, ranks, at_owners=divided)
         if agreement.is_shared:
             optimizer._watch.over_ranks = agreement.any_
+
+    def keep(self, params: Collection[Tensor]) -> None:
+        """Forget all other parameters: the model may have replaced them."""
+        self.agreement.keep(params)
+        self.homes = {p: home for p, home in self.homes.items() if p in params}
 
     def _shared(self, p: Tensor) -> Home | None:
         """The home of a parameter whose blocks several ranks own; None: only this one does.

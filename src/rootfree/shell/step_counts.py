@@ -26,7 +26,7 @@ LONG_AGO = 2**31
 
 def first_count(p: Tensor) -> Tensor:
     """A count of zero updates, on the device that counts those of `p`."""
-    where = p.device if _counts_on_device(p.device) else None
+    where = p.device if _counts_on_device(p.device) else "cpu"
     return torch.zeros((), dtype=torch.int64, device=where)
 
 
