@@ -44,6 +44,10 @@ class TinyForCausalLM(Language):
     shifted = True
 
 
+class OwnName(TinyForCausalLM):
+    """A user's subclass."""
+
+
 class Wrapped(nn.Module):
     """Like DistributedDataParallel."""
 
@@ -76,10 +80,11 @@ def counted(model: nn.Module, forward, **options) -> int:
     ("make", "B"),
     [
         (TinyForCausalLM, 16 * 31),
+        (OwnName, 16 * 31),
         (lambda: Wrapped(TinyForCausalLM()), 16 * 31),
         (Language, 16 * 32),
     ],
-    ids=["shifted", "wrapped", "not shifted"],
+    ids=["shifted", "subclass", "wrapped", "not shifted"],
 )
 def test_labels_are_counted_as_the_model_uses_them(make, B):
     ids = torch.randint(VOCABULARY, (16, 32))

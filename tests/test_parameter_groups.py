@@ -165,6 +165,25 @@ def test_the_only_matrix_goes_to_the_matrix_method():
     assert roles(mlp) == {"0.weight": "hidden", "2.weight": "head"}
 
 
+def test_stacked_layers_are_hidden_and_a_table_of_three_axes_is_not():
+    class Stack(nn.Module):
+        def __init__(self, **shapes: tuple[int, ...]) -> None:
+            super().__init__()
+            for name, shape in shapes.items():
+                self.register_parameter(name, nn.Parameter(torch.ones(shape)))
+
+    experts = Stack(up=(4, 16, 6), down=(4, 6, 16), up_bias=(4, 16))
+    others = (
+        Stack(at=(3, 5, 6)),
+        Stack(rows=(3, 5, 6), columns=(5, 3, 6)),
+        Stack(a=(1, 5, 6), b=(1, 6, 5)),
+    )
+    found = roles(nn.Sequential(nn.Linear(6, 6), experts, *others, nn.Linear(6, 3)))
+    free = {name for name, role in found.items() if role == "free parameter"}
+    assert free == {"1.up_bias", "2.at", "3.rows", "3.columns", "4.a", "4.b"}
+    assert {found[name] for name in ("0.weight", "1.up", "1.down")} == {"hidden"}
+
+
 def test_matrices_that_no_layer_owns_go_to_the_matrix_method_where_there_are_no_others():
     class ByHand(nn.Module):
         def __init__(self, *shapes: tuple[int, ...]) -> None:

@@ -121,6 +121,26 @@ def test_a_block_that_has_outgrown_its_first_gradients_begins_anew(method, gamma
     assert (curvature * p.square()).sum() < 1e-2 * curvature.sum()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        (torch.float32, 1e-42),
+        (torch.float32, 1e-39),
+        (torch.float64, 1e-310),
+        (torch.float64, 1e-170),
+    ],
+)
+def test_first_gradients_without_an_inverse_are_waited_out(method, dtype, size):
+    curvature = torch.logspace(-1, 0, 8, dtype=dtype)
+    p = nn.Parameter(torch.ones(8, dtype=dtype))
+    optimizer = method([p], batch_size=32)
+    for step in range(603):
+        p.grad = (size if step < 3 else 1.0) * curvature * p.detach()
+        optimizer.step()
+        assert p.abs().max() < 10
+    assert (curvature * p.square()).sum() < 1e-2 * curvature.sum()
+
+
 # --- the rule ----------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from rootfree.structures.base import wide_dtype
 
 GROWTH, TOO_LARGE, BACK = 2.0, 16.0, 256.0  # of squares; noise is within a factor of 16
 LARGEST = 1e3  # tr H/s
+LEAST = 1e-150  # √tr H that has a square in float64
 
 
 def damping(group: Group) -> float:
@@ -56,14 +57,15 @@ def safeguard_state(blocks: int, d: int, *, dtype: torch.dtype, device: torch.de
 def in_unit_(state: State, H: BlockCurvature, d: int, dtype: torch.dtype) -> BlockCurvature:
     """H/s, limited, with the s of this refresh.  Changes s; S starts anew in blocks where it does.
 
-    A block whose curvature was always zero waits; one that is not finite is not counted.
+    A block whose curvature was always zero waits; what is not finite, or has no inverse in the
+    dtype of the products, is not counted.
     """
     unit, first, growing = state["unit"].double(), state["first"].double(), state["growing"]
     outgrown = ~growing & (first > math.sqrt(LARGEST) * unit)
     unit = torch.where(outgrown, 0.0, unit)
     growing |= outgrown
     root = H.root_mean_diagonal((d,)).double() * math.sqrt(d)
-    counts = (root > 0) & root.isfinite()
+    counts = (root >= max(LEAST, torch.finfo(dtype).tiny)) & root.isfinite()
     fresh = counts & (unit == 0)
     largest = torch.finfo(state["first"].dtype).max
     first = torch.where(fresh, root.clamp(max=largest), first)

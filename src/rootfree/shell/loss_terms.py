@@ -132,7 +132,8 @@ def _is_integer(tensor: Tensor) -> bool:
 
 def shifts_labels(model: nn.Module) -> bool:
     """Whether a model, or what it wraps, compares each token with the next."""
-    return any(type(each).__name__.endswith(_SHIFTING) for each in _inside(model))
+    kinds = (kind for each in _inside(model) for kind in type(each).__mro__)
+    return any(kind.__name__.endswith(_SHIFTING) for kind in kinds)
 
 
 def _inside(model: nn.Module) -> list[Any]:

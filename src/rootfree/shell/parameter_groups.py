@@ -42,8 +42,9 @@ def parameter_groups(
 
     - hidden: weights of linear, convolutional, recurrent and attention layers, and of layers of
       other packages that call their weight ``weight``. Low-rank pairs beside a frozen weight (LoRA)
-      are hidden too. The query, key and value maps that ``nn.MultiheadAttention`` packs into one
-      weight get blocks of their own;
+      are hidden too, and so are stacked layers, such as experts: two or more parameters of one
+      module that have three axes, the first of them common. The query, key and value maps that
+      ``nn.MultiheadAttention`` packs into one weight get blocks of their own;
     - embedding: weights of ``nn.Embedding`` and ``nn.EmbeddingBag``, also where the head shares
       them;
     - head: the weight of the layer that is registered last, frozen layers included. A model has no

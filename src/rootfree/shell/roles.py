@@ -87,8 +87,14 @@ def _role(owner: Owner, p: Tensor) -> str:
     if isinstance(owner.module, _NORMS):
         return NORM
     if not _is_layer(owner):
-        return FREE
+        return HIDDEN if p in _stacked(owner) else FREE
     return PACKED if p is getattr(owner.module, "in_proj_weight", None) else HIDDEN
+
+
+def _stacked(owner: Owner) -> set[Tensor]:
+    """Weights of layers that are stacked along one axis, such as experts: never one alone."""
+    found = {p for p in owner.params.values() if p.dim() == 3 and min(p.shape) > 1}
+    return found if len(found) > 1 and len({p.shape[0] for p in found}) == 1 else set()
 
 
 def _is_embedding(owner: Owner) -> bool:
