@@ -25,9 +25,8 @@ def ends(command: Callable[..., int | None]) -> Callable[..., None]:
             code = command(*arguments, **options) or 0
         except Interrupted as stopped:
             left = stopped.checkpoint
-            typer.echo(
-                f"stopped; continue from {left} with --resume" if left else "stopped", err=True
-            )
+            how = f"continue from {left} with --resume" if left else "the same command continues"
+            typer.echo(f"stopped; {how}", err=True)
             code = stopped.exit_code
         except KeyboardInterrupt:
             typer.echo("stopped at once", err=True)

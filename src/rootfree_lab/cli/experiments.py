@@ -59,6 +59,7 @@ def new(
       rootfree new experiment.toml
     """
     text = (files("rootfree_lab.config") / "new.toml").read_text(encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -107,7 +108,7 @@ def train(
     _check_one_seed(given)
     run = load_config(config, given, entry)
     records = training.records_path(out)
-    recorded = training.finished_record(out, run)
+    recorded = training.known_record(out, run)
     if recorded is not None:
         training.sweep(out, run)
         say(f"this run is in {records} already; another --out trains it again")

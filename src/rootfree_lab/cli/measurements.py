@@ -44,8 +44,12 @@ def verify(
         claims = report.chosen(only or [])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--only") from error
-    if json is not None and not json.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {str(json.parent)!r}", param_hint="--json")
+    if json is not None:
+        if not json.parent.is_dir():
+            raise typer.BadParameter(
+                f"there is no folder {str(json.parent)!r}", param_hint="--json"
+            )
+        json.open("a").close()  # what cannot be written ends it now
     results = []
     for claim, measured in report.measure(claims, seed=seed):
         results.append((claim, measured))

@@ -27,7 +27,8 @@ def report(
 
     written = write_report(records, out)
     _say_left_out(written.problems)
-    typer.echo(f"{written.runs} runs, {len(written.figures)} figures: {written.page}")
+    runs = f"{written.runs} run{'s' if written.runs != 1 else ''}"
+    typer.echo(f"{runs}, {len(written.figures)} figures: {written.page}")
 
 
 def export(

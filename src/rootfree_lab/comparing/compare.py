@@ -24,7 +24,7 @@ from rootfree_lab.report.bars import milliseconds
 from rootfree_lab.report.records import as_run
 from rootfree_lab.report.statistics import median
 from rootfree_lab.training.checking import check
-from rootfree_lab.training.run import finished_record, make_output_folder, records_path, sweep
+from rootfree_lab.training.run import known_record, make_output_folder, records_path, sweep
 from rootfree_lab.training.watching.progress import Bar, Lines, Watcher, plain_lines
 
 # A run's identity -> its record; runs not reached yet are missing.
@@ -46,7 +46,7 @@ def compare(
     in one of the runs. `jobs` runs are carried out side by side, each in its own process.
     """
     make_output_folder(out)
-    results = {r.identity(): done for r in runs if (done := finished_record(out, r)) is not None}
+    results = {r.identity(): done for r in runs if (done := known_record(out, r)) is not None}
     waiting = [run for run in runs if run.identity() not in results]
     for run in runs:
         if run.identity() in results:

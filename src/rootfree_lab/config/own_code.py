@@ -130,7 +130,10 @@ def _module(setting: str, name: str) -> ModuleType:
                 f"{setting}: there is no module {error.name!r}; install its package, add its "
                 "folder to PYTHONPATH, or name a file beside the config (file.py:name)"
             ) from error
-        raise ConfigError(f"{setting}: {name} needs {error.name}, which is not here") from error
+        raise ConfigError(
+            f"{setting}: {name} needs {error.name}, which is not here; install its package, or "
+            "add its folder to PYTHONPATH"
+        ) from error
     except Exception as error:  # the user's code may raise anything
         raise ConfigError(
             f"{setting}: {name} cannot be imported: {type(error).__name__}: {error}"

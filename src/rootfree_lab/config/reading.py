@@ -77,6 +77,8 @@ def _too_deep(value: Any) -> bool:
 def unknown_name(what: str, name: str, allowed: Iterable[str]) -> ConfigError:
     """The error for a name that is not among the allowed ones, with the nearest one."""
     allowed = list(allowed)
+    if not allowed:
+        return ConfigError(f"{what} {name!r} is unknown: there are none")
     close = get_close_matches(name, allowed, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return ConfigError(f"{what} {name!r} is unknown{hint} allowed: {', '.join(allowed)}")

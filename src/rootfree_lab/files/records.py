@@ -12,6 +12,7 @@ import torch
 
 import rootfree
 from rootfree_lab.config import own_code
+from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.config.settings import Config
 from rootfree_lab.files.appending import TORN, append_lines, finite, read_lines
 
@@ -25,11 +26,14 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def append_missing(path: Path, records: Sequence[Record]) -> None:
-    """Add the records whose run is not in the file yet."""
+    """Add the records whose run is not in the file yet, under its label."""
+
+    def key(record: Record) -> tuple[Any, Any]:
+        return record.get("label"), record.get("identity")
 
     def missing() -> bytes:
-        known = {record.get("identity") for record in read_records(path)}
-        return b"".join(_line(r) for r in records if r.get("identity") not in known)
+        known = {key(record) for record in read_records(path)}
+        return b"".join(_line(r) for r in records if key(r) not in known)
 
     append_lines(path, missing, lock=f"{path}.lock")
 
@@ -47,7 +51,7 @@ def read_records(path: Path) -> list[Record]:
         if not isinstance(content, str):
             records.append(content)
         elif content != TORN:  # being written, or cut off by a kill
-            raise ValueError(f"{path}, line {number}: not a JSON record: {content}")
+            raise ConfigError(f"{path}, line {number}: not a JSON record: {content}")
     return records
 
 

@@ -167,6 +167,6 @@ def construct(name: str, parameters: Any, *, batch_size: int, **options: Any) ->
     params: Any = [p for _, p in parameters] if method.package else parameters
     try:
         optimizer: Optimizer = constructor(params, **values)
-    except (TypeError, ValueError) as error:
+    except (IndexError, TypeError, ValueError) as error:
         raise ConfigError(f"{name}: {error}") from error
     return optimizer

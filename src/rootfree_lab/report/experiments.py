@@ -77,6 +77,7 @@ class Experiment:
 def arrange(runs: Sequence[Run]) -> tuple[list[Experiment], set[str]]:
     """Experiments in the order of the records, and the sources of runs that a later one repeats.
 
+    A run that its file repeats under another label was renamed, and counts under the last one.
     Runs with the same label but different settings are not seeds of one another: they become groups
     of their own, and their labels say in which settings they differ.
     """
@@ -86,8 +87,10 @@ def arrange(runs: Sequence[Run]) -> tuple[list[Experiment], set[str]]:
     experiments = []
     repeated: set[str] = set()
     for (data, model), members in by_experiment.items():
+        renamed = _renamed(members)
+        repeated |= renamed
         by_label: dict[str, list[Run]] = {}
-        for run in members:
+        for run in (run for run in members if run.source not in renamed):
             by_label.setdefault(run.label, []).append(run)
         groups: list[Group] = []
         for label, same in by_label.items():
@@ -143,6 +146,19 @@ def _by_settings(label: str, runs: Sequence[Run]) -> list[tuple[str, list[Run]]]
         ]
         parts.setdefault(f"{label} ({', '.join(values) or 'defaults'})", []).append(run)
     return list(parts.items())
+
+
+def _renamed(runs: Sequence[Run]) -> set[str]:
+    """Sources of runs that their file has again, under another label."""
+    latest: dict[tuple[Any, ...], Run] = {}
+    found = set()
+    for run in (run for run in runs if run.seed):
+        file, _, _ = run.source.rpartition(", line ")
+        key = (file, run.seed, *sorted(settings(run).items()))
+        if key in latest and latest[key].label != run.label:
+            found.add(latest[key].source)
+        latest[key] = run
+    return found
 
 
 def _latest(runs: Sequence[Run]) -> list[Run]:

@@ -15,7 +15,7 @@ from rootfree_lab.files.records import append_missing
 from rootfree_lab.processes.side_by_side import Event, Pool
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
 from rootfree_lab.search.ledger import Ledger
-from rootfree_lab.search.outcomes import DIED, FULL, INTERRUPTED, MEMORY
+from rootfree_lab.search.outcomes import DIED, ERROR, FULL, INTERRUPTED, MEMORY
 from rootfree_lab.search.settings import Claim
 from rootfree_lab.search.storage import patiently
 from rootfree_lab.search.trials import Told, carry_out
@@ -92,10 +92,12 @@ class _Loop:
             # Asked to stop before it could listen, a process just ends.
             stopped = self._stop.received is not None
             self._fail(claim, INTERRUPTED if stopped else DIED, str(event.content))
-        elif event.content.kind:
+        elif event.content.kind or claim.id in self._ledger.claims:
             if event.content.kind == MEMORY:
                 self._pool.retire_idle()  # the one that failed among them
-            self._fail(claim, event.content.kind, event.content.message)
+            # Without a kind the trial has handed its record over, and is no claim any more.
+            message = event.content.message or "it ended without a record"
+            self._fail(claim, event.content.kind or ERROR, message)
             if event.content.kind == FULL:
                 raise NotWritten(event.content.message)
 

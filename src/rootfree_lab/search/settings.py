@@ -176,18 +176,21 @@ def check_spaces(entries: Iterable[Entry]) -> None:
                 # Some settings need one another: to blame is one that is wrong alone and among all.
                 alone = _refusal(entry, {name: value})
                 if alone is not None and _refusal(entry, {**middle, name: value}) is not None:
-                    raise ConfigError(f"search.spaces.{entry.label}.{name}: {alone}") from alone
+                    raise ConfigError(
+                        f"search.spaces.{entry.label}.{name}: {alone}. If it is not to be drawn, "
+                        f'write {name} = "fixed"'
+                    ) from alone
         together = _refusal(entry, middle)
         if together is not None:
             raise ConfigError(f"search.spaces.{entry.label}: {together}") from together
 
 
-def _refusal(entry: Entry, settings: Settings) -> ValueError | None:
+def _refusal(entry: Entry, settings: Settings) -> Exception | None:
     """Why the optimizer does not take these settings; None: it does."""
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     optimizer = entry.trial(Slot(entry.label, 1, 0), settings).optimizer
     try:
         optimizers.build(optimizer.name, net, batch_size=1, **plain_options(optimizer.options))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         return error
     return None

@@ -7,12 +7,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rootfree_lab import data, models, optimizers
 from rootfree_lab.config.needed import check_packages
 from rootfree_lab.config.reading import plain_options
 from rootfree_lab.config.settings import Config, DataConfig
 from rootfree_lab.files import weights
+from rootfree_lab.training.feeding import Feed
 from rootfree_lab.training.losses import make_loss
+from rootfree_lab.training.lr_schedules import schedule_of
 
 
 @lru_cache(maxsize=1)  # a comparison trains on one data set many times
@@ -28,9 +32,9 @@ def dataset_of(config: DataConfig) -> Any:
 
 
 def check(config: Config) -> None:
-    """Raise if data or a package is missing, or if a name or an option is unknown.
+    """Raise if data or a package is missing, a name or an option unknown, or a run impossible.
 
-    Builds nothing.
+    Builds no model.
     """
     check_packages(config.output)
     dataset = dataset_of(config.data)
@@ -39,6 +43,9 @@ def check(config: Config) -> None:
         weights.check(Path(config.model.weights))
     make_loss(config.train, classes=dataset.classes, kind=dataset.kind)
     optimizers.check(config.optimizer.name, plain_options(config.optimizer.options))
+    if dataset.kind != "graph":  # a model may ask for some of its nodes: known when it is built
+        feed = Feed(dataset, config.train, torch.device("cpu"), augment=False)
+        schedule_of(config, steps_per_epoch=len(feed))
 
 
 def classifies(config: Config) -> bool:

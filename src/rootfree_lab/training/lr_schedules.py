@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rootfree_lab.config.settings import ScheduleConfig
+from rootfree_lab.config.reading import ConfigError
+from rootfree_lab.config.settings import Config, ScheduleConfig
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Schedule:
         """A schedule in steps from one in epochs."""
         warmup = round(config.warmup_epochs * steps_per_epoch)
         if warmup >= total:
-            raise ValueError(
+            raise ConfigError(
                 f"schedule.warmup_epochs must be shorter than the run of "
                 f"{total / steps_per_epoch:g} epochs, got {config.warmup_epochs!r}"
             )
@@ -55,6 +56,13 @@ class Schedule:
         done = (step - self.warmup) / (self.total - self.warmup)
         left = 1 - done if self.name == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.final + (1 - self.final) * left
+
+
+def schedule_of(config: Config, *, steps_per_epoch: int) -> Schedule:
+    """The schedule of a run; its `total` is the number of steps."""
+    train = config.train
+    total = train.steps or (train.epochs or 0) * steps_per_epoch
+    return Schedule.make(config.schedule, total=total, steps_per_epoch=steps_per_epoch)
 
 
 def base_rates(optimizers: list[Optimizer]) -> list[list[Any]]:

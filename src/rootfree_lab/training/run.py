@@ -16,6 +16,7 @@ from filelock import Timeout
 
 from rootfree_lab.config.reading import ConfigError
 from rootfree_lab.config.settings import Config
+from rootfree_lab.data import DataError
 from rootfree_lab.files import checkpoints, weights
 from rootfree_lab.files.records import Record, append_record, describe, read_records, versions
 from rootfree_lab.files.run_lock import alone
@@ -61,6 +62,16 @@ def finished_record(out: Path, config: Config) -> Record | None:
     return found
 
 
+def known_record(out: Path, config: Config) -> Record | None:
+    """The record of exactly this run; one under a former label is written anew under this one."""
+    found = finished_record(out, config)
+    if found is None or found["label"] == config.label:
+        return found
+    renamed = {**found, "label": config.label}
+    append_record(records_path(out), renamed)
+    return renamed
+
+
 def train(
     config: Config,
     *,
@@ -72,7 +83,8 @@ def train(
 ) -> Record:
     """Run to the end, append the record to the folder's records file and return it.
 
-    `keep` stores the record elsewhere instead; the checkpoint is removed when it returns.
+    `keep` stores the record elsewhere instead, also one that was there; the checkpoint is removed
+    when it returns.
 
     One process at a time trains a run: others wait, and return its record. With `resume`, a run
     that has a record is not trained again. A diverged run is recorded too, as not completed. When
@@ -89,6 +101,8 @@ def train(
         if done is not None:  # by another process
             found: Record = done
             if ranks.first:
+                if keep is not None:
+                    keep({**found, "label": config.label})
                 _remove(checkpoints.checkpoint_path(out, config))
             return found
         return _train(config, out, resume, stop, watchers, keep, ranks, device)
@@ -221,7 +235,11 @@ def _checkpoint(path: Path, config: Config, state: dict[str, Any], *, last: bool
 
 def failure(kind: str, error: BaseException) -> dict[str, str]:
     """Why a run failed: `diverged` is the run's own outcome, `error` may go away when retried."""
-    return {"kind": kind, "message": str(error) or type(error).__name__}
+    name, text = type(error).__name__, str(error)
+    # A user's code may raise anything: KeyError says no more than its key.
+    in_words = kind == "diverged" or isinstance(error, ConfigError | DataError | RuntimeError)
+    told = text if text and in_words else f"{name}: {text}".removesuffix(": ")
+    return {"kind": kind, "message": told}
 
 
 def failed_record(config: Config, error: BaseException) -> Record:

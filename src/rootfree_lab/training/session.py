@@ -26,7 +26,7 @@ from rootfree_lab.training.checking import classifies, dataset_of
 from rootfree_lab.training.divergence import Diverged, Losses
 from rootfree_lab.training.feeding import Batch, Feed, in_order
 from rootfree_lab.training.losses import count_correct, make_loss
-from rootfree_lab.training.lr_schedules import Schedule, base_rates, set_rates
+from rootfree_lab.training.lr_schedules import base_rates, schedule_of, set_rates
 from rootfree_lab.training.parallel import Ranks
 from rootfree_lab.training.passes import GraphedPasses, Passes
 from rootfree_lab.training.reproducibility import random_state, seed_everything, set_random_state
@@ -88,10 +88,8 @@ class Session:
                 "state outside its state_dict"
             )
         self._base = base_rates(self.optimizers)
-        self.total = train.steps or (train.epochs or 0) * len(self.feed)
-        self.schedule = Schedule.make(
-            config.schedule, total=self.total, steps_per_epoch=len(self.feed)
-        )
+        self.schedule = schedule_of(config, steps_per_epoch=len(self.feed))
+        self.total = self.schedule.total
         graphed = train.graphs and device.type == "cuda"
         self._passes = (
             GraphedPasses(self._with_loss, self.model) if graphed else Passes(self._with_loss)

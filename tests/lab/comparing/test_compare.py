@@ -16,6 +16,8 @@ from rootfree_lab.config.files import load_comparison, load_config
 from rootfree_lab.files import checkpoints
 from rootfree_lab.files.checkpoints import checkpoint_path
 from rootfree_lab.files.records import read_records
+from rootfree_lab.report.experiments import arrange
+from rootfree_lab.report.records import read
 from rootfree_lab.training import session
 from rootfree_lab.training.run import records_path
 
@@ -131,6 +133,34 @@ def test_a_config_that_may_not_be_read_is_a_sentence(monkeypatch, config_file):
     result = run("train", config_file)
     assert result.exit_code == 2
     assert f"Permission denied: '{config_file}'" in result.output
+
+
+def test_runs_that_cannot_be_are_refused_before_the_first(tmp_path, config_file):
+    for setting, said in (
+        ("train.batch_size=100000", "batch_size must be at most the number of examples"),
+        ("schedule.warmup_epochs=9", "schedule.warmup_epochs must be shorter than the run"),
+    ):
+        for command in ("train", "compare"):
+            result = run(command, config_file, "--out", tmp_path, "--set", setting)
+            assert result.exit_code == 2, result.output
+            assert said in result.output.replace("\n", " ")
+    assert not records_path(tmp_path).exists()
+
+
+def test_a_new_label_keeps_its_runs(tmp_path, config_file):
+    assert run("compare", config_file, "--out", tmp_path).exit_code == 0
+    before = read_records(records_path(tmp_path))
+    old = "AdamW v1.5"
+    config_file.write_text(config_file.read_text().replace(old, "under a new name"))
+    result = run("compare", config_file, "--out", tmp_path)
+    assert "4 of 4 runs are in" in result.output
+    after = read_records(records_path(tmp_path))
+    renamed = [{**r, "label": "under a new name"} for r in before if r["label"] == old]
+    assert after == before + renamed
+    assert read_records(records_path(tmp_path)) == after
+    ((experiment,), repeated) = arrange(read(records_path(tmp_path))[0])
+    assert {g.label for g in experiment.groups} == {r["label"] for r in after} - {old}
+    assert len(repeated) == len(renamed)
 
 
 def test_compare_runs_everything_once(tmp_path, config_file):

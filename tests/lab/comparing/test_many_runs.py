@@ -9,10 +9,11 @@ from lab.stand_in_pool import StandInPool
 from rootfree_lab.cli.app import app
 from rootfree_lab.comparing import many_runs
 from rootfree_lab.config.files import load_comparison
+from rootfree_lab.data import DataError
 from rootfree_lab.files.records import read_records
 from rootfree_lab.processes.side_by_side import Event
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
-from rootfree_lab.training.run import records_path
+from rootfree_lab.training.run import failure, records_path
 
 
 @pytest.mark.slow
@@ -30,6 +31,18 @@ def test_side_by_side_gives_what_one_by_one_gives(tmp_path, config_file, compara
         found[jobs] = sorted((comparable(r) for r in records), key=lambda r: r["identity"])
     assert len(found["1"]) == 2
     assert found["1"] == found["2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("foo"), "KeyError: 'foo'"),
+        (AssertionError(), "AssertionError"),
+        (DataError("b"), "b"),
+    ],
+)
+def test_what_stopped_a_run_is_said(error, said):
+    assert failure("error", error) == {"kind": "error", "message": said}
 
 
 class Pretending(StandInPool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import SimpleNamespace
 
@@ -12,14 +13,15 @@ from optuna.exceptions import StorageInternalError
 
 from lab.search.inline_pool import Inline, work_inline
 from rootfree_lab.config.files import load_comparison, read_tables
-from rootfree_lab.config.reading import read_toml
+from rootfree_lab.config.reading import ConfigError, read_toml
 from rootfree_lab.files.records import read_records
 from rootfree_lab.processes.stopping import Interrupted, StopSignals
 from rootfree_lab.search import loop, results, trials
 from rootfree_lab.search.attempts import best
 from rootfree_lab.search.ledger import Ledger
 from rootfree_lab.search.settings import Claim, Slot, load_entries
-from rootfree_lab.search.storage import open_storage
+from rootfree_lab.search.storage import in_words, open_storage
+from rootfree_lab.training import run as training_run
 from rootfree_lab.training.run import records_path
 
 
@@ -47,6 +49,43 @@ def run(tmp_path, config_file, monkeypatch):
 
 def names(said, kind):
     return [name for name, what, _ in said if what == kind]
+
+
+def test_trials_on_record_are_handed_over_and_not_trained_again(run, tmp_path, monkeypatch):
+    """As where a journal was lost, or a search has a new name in the same folder."""
+    _, out, _ = run()
+    before = read_records(records_path(out))
+    (tmp_path / "journal.log").unlink()
+    monkeypatch.setattr(training_run, "_train", None)
+    ledger, _, said = run()
+    assert len(names(said, "ended")) == 10
+    assert read_records(records_path(out)) == before
+    assert ledger.finished()
+
+
+def test_a_space_of_few_choices_repeats_settings(run):
+    """What came out is known from the second time on; each trial has its record."""
+    fixed = "lr = { choices = [0.1, 0.01] }, momentum = 'fixed', weight_decay = 'fixed'"
+    _, out, said = run(f"search.spaces.SGD={{ {fixed} }}")
+    assert len(names(said, "ended")) == 10
+    assert [r["label"] for r in read_records(records_path(out))] == names(said, "ended")
+
+
+def test_a_spoilt_records_file_is_not_blamed_on_the_journal(run):
+    _, out, _ = run()
+    path = records_path(out)
+    path.write_text("nothing\n" + path.read_text())
+    told = re.escape(f"{path}, line 1: not a JSON record")
+    with pytest.raises(ConfigError, match=f"^{told}"), in_words("journal.log"):
+        read_records(path)
+
+
+def test_a_trial_that_leaves_no_record_has_failed(run, monkeypatch):
+    monkeypatch.setattr(trials, "train_or_resume", lambda *_, **__: None)
+    ledger, _, said = run()
+    assert len(names(said, "failed")) >= 10
+    assert all("it ended without a record" in why for _, kind, why in said if kind == "failed")
+    assert ledger.finished()
 
 
 def test_a_search_trains_every_trial_and_leaves_what_compare_takes(run, config_file):

@@ -124,6 +124,11 @@ def test_a_search_draws_as_its_config_says(config_file):
         ("search.seed=-1", "search.seed must be at least 0"),
         ("search.trails=[3, 2]", "did you mean 'search.trials'"),
         ("data.name=diabetes", "measure"),
+        (
+            "compare.AdamW.optimizer.betas=[0.9, 0.95]",
+            "If it is not to be drawn, write precond_lr =",
+        ),
+        ("search.spaces.AdamW.betas={choices = [1, 2]}", "search.spaces.AdamW"),
     ],
 )
 def test_bad_searches_are_refused_before_anything_runs(config_file, assignment, said):
