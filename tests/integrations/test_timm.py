@@ -77,7 +77,7 @@ def test_the_fallback_of_hybrid_optimizers_is_adamw(timm):
     }
     assert {(group["lr"], group["betas"]) for group in left} == {(5e-3, (0.9, 0.95))}
     plain = make(model, "ifwhitening", **options).param_groups
-    assert {group["lr"] for group in plain if group.get("companion")} == {3e-3}
+    assert {group["lr"] for group in plain if group.get("companion")} == {2e-3}
     step(model, optimizer)
     # A diagonal method takes every parameter itself.
     assert make(model, "rfadamw", batch_size=4, **options).param_groups

@@ -87,7 +87,7 @@ class BlockDiagonal(SizedStructure):
     def inverse(self, K: Tensor) -> Tensor:
         # ones in the padding, to have an inverse, which is ones again
         padding = K.new_zeros(self._n, self.k)
-        padding[-1, self.k - self._padding :] = 1
+        padding[-1, self.k - self._padding :].fill_(1)
         ones = padding.diag_embed()
         return dense_inverse(K + ones) - ones
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,7 +96,8 @@ def test_a_committed_run_comes_out_again():
 
 @pytest.mark.parametrize("task", ALL)
 def test_a_task_at_full_scale_is_a_config_that_can_be_trained(task, folder):
-    check(Run(record(task, scale="full"), Entrant("IFShampoo"), folder).config)
+    config = Run(record(task, scale="full"), Entrant("IFShampoo"), folder).config
+    check(replace(config, train=replace(config.train, batch_size=2)))  # the folder has few images
     small, full = (config_of(task, scale).train.steps for scale in SCALES)
     assert 100 <= small < full
 
