@@ -147,6 +147,17 @@ def test_runs_that_cannot_be_are_refused_before_the_first(tmp_path, config_file)
     assert not records_path(tmp_path).exists()
 
 
+def test_a_new_config_may_be_in_a_new_folder(tmp_path):
+    path = tmp_path / "new" / "experiment.toml"
+    assert run("new", path).exit_code == 0
+    found = path.read_text()
+    assert run("new", path).exit_code == 2  # and keeps what is there
+    assert path.read_text() == found
+    result = run("train", path, "--set", "compare.other.lr=3")
+    assert result.exit_code == 2
+    assert "is unknown" in result.output
+
+
 def test_a_new_label_keeps_its_runs(tmp_path, config_file):
     assert run("compare", config_file, "--out", tmp_path).exit_code == 0
     before = read_records(records_path(tmp_path))
