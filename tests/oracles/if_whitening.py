@@ -16,7 +16,8 @@ class IFWhiteningOracle:
     E_n = partial trace of P(ggᵀ + λI)P over all axes but n / D_{-n} - I, λ = ρv
     P_n <- (I - β₂/2·Ê_n)P_n(I - β₂/2·Ê_n), Ê_n = E_n/max(1, ‖E_n‖)
     M <- α₁M + U; the step is U + α₁M (Nesterov), scaled to RMS r
-    (by at most 10r); W <- (1 - β₁κ)W - β₁·step
+    (by at most what white noise needs); W <- (1 - β₁κ)W - β₁·step
+    A fast start raises β₂ to 1 - t/(t + 50) and lowers that limit to its t/200-th part.
 
     `masks`: one 0-1 matrix per axis, the entries that the structure has; None: all.
     """
@@ -32,6 +33,7 @@ class IFWhiteningOracle:
         weight_decay: float = 0.0,
         damping: float = 1e-6,
         update_every: int = 1,
+        fast_start: bool = True,
         update_rms: float | None = 0.2,
         max_update_rms: float | None = 1.0,
         factor_norm: FactorNorm = "spectral",
@@ -40,8 +42,7 @@ class IFWhiteningOracle:
         self.param = np.array(param, dtype=np.float64)
         self.dims = squeeze(self.param).shape
         self.lr, self.alpha1, self.nesterov = lr, momentum, nesterov
-        with np.errstate(divide="ignore"):  # a refresh in the place of T of them
-            self.beta2 = float(-np.expm1(update_every * np.log1p(-precond_lr)))
+        self.precond_lr, self.fast_start = precond_lr, fast_start
         self.kappa, self.rho, self.every, self.rms = weight_decay, damping, update_every, update_rms
         self.cap = max_update_rms
         # What is left of one direction in the steps to come; the squares of many add up.
@@ -55,6 +56,14 @@ class IFWhiteningOracle:
         self.m = np.zeros_like(self.param)
         self.count = 0
 
+    @property
+    def beta2(self) -> float:
+        beta2 = self.precond_lr
+        if self.fast_start:
+            beta2 = max(beta2, 1 - self.count / (self.count + 50))
+        with np.errstate(divide="ignore"):  # a refresh in the place of T of them
+            return float(-np.expm1(self.every * np.log1p(-beta2)))
+
     def step(self, grad: Array) -> Array:
         grad = np.asarray(grad, dtype=np.float64)
         if self.count % self.every == 0 and grad.any():
@@ -65,7 +74,8 @@ class IFWhiteningOracle:
         self.m = self.alpha1 * self.m + u
         step = u + self.alpha1 * self.m if self.nesterov else self.m
         if self.rms is not None:
-            step = step * (self.rms / max(np.sqrt(np.mean(step**2)), self.least))
+            least = self.least * (np.clip(self.count / 200, 0, 1) if self.fast_start else 1.0)
+            step = step * (self.rms / max(np.sqrt(np.mean(step**2)), least, 1e-30))
         self.param = (1 - self.lr * self.kappa) * self.param - self.lr * step
         self.count += 1
         return self.param

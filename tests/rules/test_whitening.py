@@ -47,7 +47,8 @@ def whitening_of(state) -> list[torch.Tensor]:
         {"precond_lr": 0.4, "update_every": 3},
         {"nesterov": False, "damping": 0.3},
         {"update_rms": None, "momentum": 0.0, "weight_decay": 0.3, "max_update_rms": None},
-        {"factor_norm": None, "precond_lr": 0.01},
+        {"factor_norm": None, "precond_lr": 0.01, "fast_start": False},
+        {"fast_start": False},
     ],
     ids=str,
 )
@@ -62,6 +63,19 @@ def test_equals_the_oracle(shape, changes):
     for g in grads:
         oracle.step(g)
     assert np.abs(p.numpy() - oracle.param).max() < AGREES * np.abs(oracle.param).max()
+
+
+def test_equals_the_oracle_beyond_the_start():
+    """β₂ = 0.3 has no faster start from step 117 on; the limit is whole at step 200."""
+    words = {"lr": 0.01, "precond_lr": 0.3, "factor_norm": "frobenius", "weight_decay": 0.0}
+    oracle = IFWhiteningOracle(np.ones((3, 4)), **words)
+    # Steps become small beside what they were, so that the limit decides about their size.
+    grads = [g * 0.98**t for t, g in enumerate(gradients((3, 4), 230))]
+    p, _ = trained((3, 4), grads, update_every=1, **words)
+    for t, g in enumerate(grads):
+        assert (oracle.beta2 == 0.3) == (t >= 117)
+        oracle.step(g)
+    assert np.abs(p.numpy() - oracle.param).max() < 10 * AGREES * np.abs(oracle.param).max()
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "block_diagonal:2", ("diagonal", "dense")])
@@ -86,6 +100,7 @@ def test_follows_exact_shampoo_to_first_order(shape):
     lam, errors = 0.1, []
     for beta2 in RATES:
         words = {"lr": 0.0, "precond_lr": beta2, "factor_norm": None, "update_every": 1}
+        words["fast_start"] = False
         start = np.mean(grads[0] ** 2) ** (-1 / (2 * len(shape)))
         exact = KLShampooOracle([start * np.eye(d) for d in shape])
         v = np.mean(grads[0] ** 2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import ParamsT
 
 from rootfree.curvature import BlockCurvature, Curvature
@@ -23,8 +24,11 @@ from rootfree.shell.block_optimizer import BlockOptimizer
 from rootfree.shell.options import WHITENING_OPTIONS
 from rootfree.shell.parameter_state import working_dtype
 from rootfree.shell.schedules import steps_between
+from rootfree.shell.work import GroupMemory
 from rootfree.structures.base import wide_dtype
 
+# In the settings of a step: the share of `white_step` beyond which a step is scaled up to r.
+_SHARE = "share_of_least"
 # Gradients beyond have no square in fp32.
 _LARGEST_MEAN = 1e30
 
@@ -113,6 +117,9 @@ class IFWhitening(BlockOptimizer):
     Pₙ is kept by a factor, Pₙ = CₙCₙᵀ, and so is positive definite in every precision; Pₙ starts at
     (mean G²)^{-1/(2N)}·I from the first gradient that is not zero.
 
+    With a fast start, β₂ is max(β₂, 50/(t + 50)) at step t (from 0), and at t < 200 the step below
+    which none is scaled up to r is smaller in the proportion t/200.
+
     Args:
         params: parameters, named parameters or groups, as for every torch optimizer; best from
             :func:`rootfree.parameter_groups`, which leaves embeddings, head and vectors to AdamW.
@@ -135,6 +142,9 @@ class IFWhitening(BlockOptimizer):
         max_update_rms: cap on the root mean square of U per parameter, before momentum: U has about
             one, and a batch unlike the others must not rule the next ten steps. None: no cap.
         max_update: limit on each element of U, before momentum; None: no limit.
+        fast_start: the start above. False: β₂ and the limit are the same in all steps. Without
+            the host, as in a CUDA graph that you capture yourself, there is no fast start;
+            :class:`rootfree.GraphedStep` has it.
         curvature: where H comes from, in place of ggᵀ, as in :class:`rootfree.IFShampoo`: then ⊗Pₙ
             follows H^{-½}.
 
@@ -175,6 +185,7 @@ class IFWhitening(BlockOptimizer):
         update_rms: float | None = 0.2,
         max_update_rms: float | None = 1.0,
         max_update: float | None = None,
+        fast_start: bool = True,
         state_dtype: torch.dtype | None = None,
         curvature: Curvature | None = None,  # H
         fused: bool | None = None,
@@ -192,12 +203,42 @@ class IFWhitening(BlockOptimizer):
         v = torch.zeros(tile.blocks, dtype=working_dtype(p), device=p.device)
         return {**state, "mean_square": v}
 
+    def _settings(self, group: Group, i: int, *, ago: int = 0) -> Group:
+        clocks = self._clocks(self._memories.get(id(group)))
+        if clocks is None or self._replayed_elsewhere(group):
+            return group
+        t, beta2 = max(0, clocks[i] - ago), group["precond_lr"]
+        start = {"precond_lr": rules.start_rate(t, beta2), _SHARE: rules.share_of_least(t)}
+        return {**group, **start}
+
+    def _apart(self, memory: GroupMemory) -> list[int] | None:
+        clocks = self._clocks(memory)
+        if clocks is None or min(clocks) == max(clocks):
+            return None
+        end = rules.end_of_start(memory.group["precond_lr"])
+        first = min(clocks)
+        apart = [-1 if clock >= end else clock - first for clock in clocks]
+        for i, owner in memory.owners.items():  # a bias follows the weight of its joint pair
+            apart[i] = apart[owner]
+        return apart
+
+    def _clocks(self, memory: GroupMemory | None) -> list[int] | None:
+        """How many steps each parameter has behind it; None where nothing depends on it."""
+        if memory is None or not memory.group.get("fast_start") or not memory.params:
+            return None
+        steps = memory.steps
+        if steps is None or isinstance(steps, FakeTensor):  # these estimate memory
+            return None
+        clocks: list[int] = steps.tolist()
+        over = min(clocks) >= rules.end_of_start(memory.group["precond_lr"])
+        return None if over else clocks
+
     def _tail(self, group: Group) -> Tail:
         tail = super()._tail(group)
         # Where gradients have become small beside what they were, as at a minimum, so has the step,
         # and is not scaled up: the parameter comes to rest.
-        least = white_step(tail.alpha1, nesterov=tail.nesterov)
-        return tail._replace(decoupled=True, least=least)
+        least = white_step(tail.alpha1, nesterov=tail.nesterov) * group.get(_SHARE, 1.0)
+        return tail._replace(decoupled=True, least=max(least, tail.least))
 
 
 def white_step(alpha1: float, *, nesterov: bool) -> float:

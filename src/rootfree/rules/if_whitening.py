@@ -29,6 +29,32 @@ SLOWLY = 0.01
 # A gradient counts in v as at most this times v: v forgets slowly, and damping by an outlier would
 # hold steps back all the while.
 MOST = 1e3
+# A fast start: at step t β₂ is max(β₂, FOLLOWS/(t + FOLLOWS)). For RAMP steps smaller steps than
+# later are scaled up to r.
+FOLLOWS, RAMP = 50, 200
+
+
+def start_rate(t: int, beta2: float) -> float:
+    """max(β₂, 50/(t + 50)) at step t (from 0).
+
+    Gradients become smaller by one or two orders of magnitude in the first steps, and their
+    directions change. Factors that lag behind are of little use when the learning rate is largest.
+    """
+    return max(beta2, FOLLOWS / (t + FOLLOWS)) if beta2 > 0 else 0.0
+
+
+def end_of_start(beta2: float) -> int:
+    """The first step that has β₂ and the whole limit."""
+    return max(RAMP, math.ceil(FOLLOWS / beta2 - FOLLOWS) if beta2 > 0 else 0)
+
+
+def share_of_least(t: int) -> float:
+    """min(1, t/200) at step t (from 0): a step is scaled up to r beyond this share of white noise.
+
+    While P lags behind, U is small because P is, not because the parameter comes to rest. Steps
+    proportional to the gradient are those of SGD: when gradients grow, so do they, and the loss.
+    """
+    return min(1.0, t / RAMP)
 
 
 def errors(

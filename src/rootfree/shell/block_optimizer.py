@@ -168,10 +168,15 @@ class BlockOptimizer(RootFreeOptimizer):
     def _send_numbers(self, work: Work) -> None:
         for _, stack in work.stacks or []:
             if stack.numbers is not None:
-                group = work.group
+                group = self._settings(work.group, work.where[0])
                 lam, gamma = max(group["damping"], LEAST_DAMPING), group.get("gamma", 1.0)
                 rates = (self._terms(group), self._rate(group), lam, gamma)
                 stack.send(self._tail(group), rates)
+
+    def _replayed_elsewhere(self, group: Group) -> bool:
+        """Whether the step is recorded in a CUDA graph whose replays the host does not see."""
+        on_gpu = any(p.is_cuda for p in group["params"])
+        return on_gpu and not self._replayed_here and torch.cuda.is_current_stream_capturing()
 
     @staticmethod
     def _rate(group: Group) -> float:
@@ -185,7 +190,7 @@ class BlockOptimizer(RootFreeOptimizer):
         return self._plain_step(closure)
 
     def _update(self, work: Work) -> None:
-        group, refresh = work.group, work.refresh
+        group, refresh = self._settings(work.group, work.where[0]), work.refresh
         if work.stacks is None:
             work.stacks = stacks_of(self, work)
         self._send_numbers(work)
@@ -200,7 +205,7 @@ class BlockOptimizer(RootFreeOptimizer):
                 stack.gather_(gs, squares=refresh)  # G of all blocks
                 stack.precondition_(group, curvature)  # G <- U; H, if due, moves the factors first
                 stack.descend_(ms, counters, self._tail(group))  # M <- α₁M + U;  W <- W - β₁M
-        if (memory := self._memories[id(group)]).counts:
+        if (memory := self._memories[id(work.group)]).counts:
             count_(memory, work)
 
     def _curvature_of(self, part: Part, *, B: int) -> BlockCurvature:

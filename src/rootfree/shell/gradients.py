@@ -52,9 +52,10 @@ def find_work(optimizer: RootFreeOptimizer) -> list[Work]:
         forms, dues = _forms_of(gs, sharded=memory.sharded), dues_of(memory)
         due = {d for d, g in zip(dues, gs, strict=True) if g is not None}
         refresh = due.pop() if len(due) == 1 else None  # None: only some are due
+        apart = optimizer._apart(memory)
         kinds: list[Any] = [
-            None if form is None else (place, form, refresh is None and d)
-            for place, form, d in zip(memory.places, forms, dues, strict=True)
+            None if form is None else (place, form, (refresh is None and d, apart and apart[i]))
+            for i, (place, form, d) in enumerate(zip(memory.places, forms, dues, strict=True))
         ]
         work = next((work for pattern, work in memory.patterns if pattern == kinds), None)
         if work is None:

@@ -79,6 +79,7 @@ class GraphedStep:
             # Counted outside of the graph: recorded kernels read B from memory.
             batch_size_option.count(optimizer)
         counter, optimizer._batch_counter = optimizer._batch_counter, None
+        optimizer._replayed_here = True
         try:
             ps = [p for w in work for p in w.ps]
             gs = [g for w in work for g in w.gs]
@@ -100,6 +101,7 @@ class GraphedStep:
                 optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
                 torch.autograd.graph.increment_version(ps)
         finally:
+            del optimizer._replayed_here
             if counter is not None:
                 optimizer._batch_counter = counter
             else:
@@ -133,10 +135,11 @@ class GraphedStep:
 def _in_graph(optimizer: RootFreeOptimizer, work: Work) -> dict[str, Any]:
     """Options that a recording contains; of those that kernels read live, whether they are 0."""
     live = optimizer._reads_numbers(work)
+    settings = optimizer._settings(work.group, work.where[0])
     return {
         name: value != 0 if live and isinstance(value, (int, float)) else value
-        for name, value in work.group.items()
-        if name in optimizer._of(work.group).options
+        for name, value in settings.items()
+        if name in optimizer._of(work.group).options or name not in work.group
     }
 
 

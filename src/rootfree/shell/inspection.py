@@ -124,7 +124,9 @@ def last_update_rms(
     optimizer: RootFreeOptimizer, p: Tensor, group: Group, row: Row
 ) -> Tensor | None:
     """RMS of the last step of `p`; None: it is not known."""
-    tail, m, u = optimizer._tail(group), row.get("momentum"), None
+    i = next(i for i, each in enumerate(group["params"]) if each is p)
+    tail = optimizer._tail(optimizer._settings(group, i, ago=1))
+    m, u = row.get("momentum"), None
     if p.grad is not None and (m is None or tail.nesterov):
         u = optimizer._direction_of(p, group, row)
     return update_rms(tail, p, m, u)

@@ -58,6 +58,9 @@ class RootFreeOptimizer(Optimizer, Method):
     #: set by `rootfree.track_batch_size`: gives B after the closure, is reset by `zero_grad`
     _batch_counter: Any = None
 
+    #: whether this step, if it is being recorded, is replayed by a `GraphedStep`
+    _replayed_here = False
+
     #: wrappers that call `step` of this optimizer; None: not looked for yet
     _wrappers: Wrappers | None = None
 
@@ -222,6 +225,17 @@ class RootFreeOptimizer(Optimizer, Method):
 
     _remember = _disable_dynamo(remember)  # in memory.py
     _update_rms = last_update_rms  # in inspection.py
+
+    def _settings(self, group: Group, i: int, *, ago: int = 0) -> Group:
+        """The hyper-parameters of a step of parameter i of a group; at a start some differ.
+
+        The step is the next one, or one that was so many steps `ago`.
+        """
+        return group
+
+    def _apart(self, memory: GroupMemory) -> Sequence[Any] | None:
+        """For each parameter, what must be alike in those that are updated together."""
+        return None
 
     def _tail(self, group: Group) -> Tail:
         """The tail of the heavy-ball methods."""

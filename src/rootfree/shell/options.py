@@ -44,7 +44,7 @@ HEAVY_BALL_OPTIONS: dict[str, Check] = {
     "max_update": Optional(positive),
 }
 
-#: Options of the diagonal methods that average.
+#: Options of the methods that may have another start.
 START_OPTIONS: dict[str, Check] = {"fast_start": boolean}
 
 #: Options of the methods that work on blocks.
@@ -74,6 +74,7 @@ _NO_SCALE = {"batch_size", "gamma", "riemannian_momentum", "init_scale", "decoup
 
 #: Options of inverse-free whitening: the direction has no scale, so there is no B.
 WHITENING_OPTIONS: dict[str, Check] = {
+    **START_OPTIONS,
     **{name: INVERSE_FREE_OPTIONS[name] for name in INVERSE_FREE_OPTIONS if name not in _NO_SCALE},
     "precond_lr": Real(high=1.0),
     "structure": symmetric_structure_option,

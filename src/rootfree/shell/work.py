@@ -103,10 +103,10 @@ def sorted_work(
     for i, (p, kind) in enumerate(zip(params, kinds, strict=True)):
         if kind is not None and p.numel() > 0:
             check_gradient(p)
-            (device, *_), _, refresh = kind
-            by_kind.setdefault((device, p.dtype, refresh), []).append(i)
+            (device, *_), _, apart = kind
+            by_kind.setdefault((device, p.dtype, apart), []).append(i)
     work = []
-    for (device, _, refresh), where in by_kind.items():
+    for (device, *_), where in by_kind.items():
         limit = elements_at_once if device.type == "cpu" else None
         for part in [where] if limit is None else _portions(params, where, limit):
             ps, mine = [params[i] for i in part], [rows[i] for i in part]
@@ -115,9 +115,7 @@ def sorted_work(
                 withins = [within(p) for p in ps]
                 ps, mine = [*map(local, ps)], [*map(local_row, mine)]
             parts = withins if any(withins) else None
-            work.append(
-                Work(group, part, ps, mine, refresh=refresh, withins=parts, sharded=sharded)
-            )
+            work.append(Work(group, part, ps, mine, withins=parts, sharded=sharded))
     return work
 
 
