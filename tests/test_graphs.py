@@ -170,6 +170,27 @@ def test_with_kernels_numbers_are_no_part_of_a_recording(make, options, name):
     assert kind_of(optimizer) != before
 
 
+def whitening(ps, batch_size, **options):
+    return rootfree.IFWhitening(ps, **options)
+
+
+def test_with_kernels_a_start_is_no_part_of_a_recording():
+    """Its numbers are sent before each replay; without kernels every step of it is of a kind."""
+    optimizer = stepped(whitening, fused=True, **BF16_PRODUCTS)
+    before = kind_of(optimizer)
+    assert kind_of(stepped(whitening, optimizer=optimizer)) == before
+    (work,) = find_work(optimizer)
+    optimizer._send_numbers(work)
+    sent = work.stacks[0][1].numbers.tensor
+    assert sent[6].item() == pytest.approx(1 - (4 / 54) ** 2)  # β₂ of a refresh for two steps
+    optimizer = stepped(whitening, fused=False)
+    before = kind_of(optimizer)
+    assert kind_of(stepped(whitening, optimizer=optimizer)) != before
+    optimizer.param_groups[0]["fast_start"] = False
+    before = kind_of(optimizer)
+    assert kind_of(stepped(whitening, optimizer=optimizer)) == before
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("nesterov", False), ("max_update", 0.1), ("update_rms", 0.2), ("max_update_rms", None)],
@@ -246,6 +267,8 @@ METHODS = {
     ),
     # Directions by rules between kernels.
     "IFShampoo-fp32": (rootfree.IFShampoo, {"block_size": 64, "matmul_dtype": torch.float32}),
+    "IFWhitening": (whitening, {"block_size": 64}),
+    "IFWhitening-rules": (whitening, {"block_size": 64, **RULES}),
     "IFFullAdagrad": (rootfree.IFFullAdagrad, {"block_size": 64, "update_every": 2}),
     "RFFullAdagrad": (rootfree.RFFullAdagrad, {"block_size": 64, "update_every": 2}),
 }
@@ -302,7 +325,9 @@ def compare(method, model="linear", *, steps=STEPS, change=None, graphs=None, **
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_the_eager_trajectory_bit_for_bit(method, model, set_to_none):
-    graphs = 2 if "Shampoo" in method or "Full" in method else 1  # with and without a refresh
+    graphs = 1 if method.startswith(("RFRMSprop", "RFAdamW")) else 2  # with and without a refresh
+    if method == "IFWhitening-rules":
+        graphs = None  # each step of its start is recorded anew
     compare(method, model, set_to_none=set_to_none, graphs=graphs)
 
 
