@@ -59,7 +59,7 @@ class IFWhiteningOracle:
     @property
     def beta2(self) -> float:
         beta2 = self.precond_lr
-        if self.fast_start:
+        if self.fast_start and self.factor_norm is not None:
             beta2 = max(beta2, 1 - self.count / (self.count + 50))
         with np.errstate(divide="ignore"):  # a refresh in the place of T of them
             return float(-np.expm1(self.every * np.log1p(-beta2)))

@@ -47,7 +47,7 @@ def whitening_of(state) -> list[torch.Tensor]:
         {"precond_lr": 0.4, "update_every": 3},
         {"nesterov": False, "damping": 0.3},
         {"update_rms": None, "momentum": 0.0, "weight_decay": 0.3, "max_update_rms": None},
-        {"factor_norm": None, "precond_lr": 0.01, "fast_start": False},
+        {"factor_norm": None, "precond_lr": 0.01},
         {"fast_start": False},
     ],
     ids=str,
@@ -100,7 +100,6 @@ def test_follows_exact_shampoo_to_first_order(shape):
     lam, errors = 0.1, []
     for beta2 in RATES:
         words = {"lr": 0.0, "precond_lr": beta2, "factor_norm": None, "update_every": 1}
-        words["fast_start"] = False
         start = np.mean(grads[0] ** 2) ** (-1 / (2 * len(shape)))
         exact = KLShampooOracle([start * np.eye(d) for d in shape])
         v = np.mean(grads[0] ** 2)

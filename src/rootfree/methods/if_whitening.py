@@ -117,8 +117,8 @@ class IFWhitening(BlockOptimizer):
     Pₙ is kept by a factor, Pₙ = CₙCₙᵀ, and so is positive definite in every precision; Pₙ starts at
     (mean G²)^{-1/(2N)}·I from the first gradient that is not zero.
 
-    With a fast start, β₂ is max(β₂, 50/(t + 50)) at step t (from 0), and at t < 200 the step below
-    which none is scaled up to r is smaller in the proportion t/200.
+    With a fast start, β₂ is max(β₂, 50/(t + 50)) at step t (from 0), if there is a ``factor_norm``;
+    and at t < 200 the step below which none is scaled up to r is smaller in the proportion t/200.
 
     Args:
         params: parameters, named parameters or groups, as for every torch optimizer; best from
@@ -208,8 +208,9 @@ class IFWhitening(BlockOptimizer):
         if clocks is None or self._replayed_elsewhere(group):
             return group
         t, beta2 = max(0, clocks[i] - ago), group["precond_lr"]
-        start = {"precond_lr": rules.start_rate(t, beta2), _SHARE: rules.share_of_least(t)}
-        return {**group, **start}
+        if group["factor_norm"] is not None:  # without, a large rate is no small change
+            beta2 = rules.start_rate(t, beta2)
+        return {**group, "precond_lr": beta2, _SHARE: rules.share_of_least(t)}
 
     def _apart(self, memory: GroupMemory) -> list[int] | None:
         clocks = self._clocks(memory)
