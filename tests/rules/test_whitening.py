@@ -236,3 +236,21 @@ def test_orthogonal_transformations_do_not_matter():
 def test_refuses_structures_that_are_not_symmetric(structure):
     with pytest.raises(ValueError, match="structure must be .* got '" + structure):
         rootfree.IFWhitening([nn.Parameter(torch.ones(2, 2))], structure=structure)
+
+
+def test_a_parameter_without_gradients_does_not_keep_the_others_from_being_remembered():
+    """Its clock stands still; what is updated together stays the same."""
+    ps = [nn.Parameter(torch.ones(3, 2)) for _ in range(3)]
+    optimizer = rootfree.IFWhitening(ps, update_every=1)
+    found = []
+    for _ in range(4):
+        for p in ps[:2]:
+            p.grad = torch.ones(3, 2)
+        optimizer.step()
+        found.append(optimizer._memories[id(optimizer.param_groups[0])].patterns[0][1])
+    assert found[1] is found[2]
+    assert found[2] is found[3]
+    assert len(found[3]) == 1
+    ps[2].grad = torch.ones(3, 2)  # it has a start of its own
+    optimizer.step()
+    assert len(optimizer._memories[id(optimizer.param_groups[0])].patterns[0][1]) == 2

@@ -205,7 +205,7 @@ class IFWhitening(BlockOptimizer):
 
     def _settings(self, group: Group, i: int, *, ago: int = 0) -> Group:
         clocks = self._clocks(self._memories.get(id(group)))
-        if clocks is None or self._replayed_elsewhere(group):
+        if clocks is None:
             return group
         t, beta2 = max(0, clocks[i] - ago), group["precond_lr"]
         if group["factor_norm"] is not None:  # without, a large rate is no small change
@@ -217,8 +217,8 @@ class IFWhitening(BlockOptimizer):
         if clocks is None or min(clocks) == max(clocks):
             return None
         end = rules.end_of_start(memory.group["precond_lr"])
-        first = min(clocks)
-        apart = [-1 if clock >= end else clock - first for clock in clocks]
+        # The same at every step for parameters that are updated in all of them.
+        apart = [-1 if clock >= end else max(clocks) - clock for clock in clocks]
         for i, owner in memory.owners.items():  # a bias follows the weight of its joint pair
             apart[i] = apart[owner]
         return apart
@@ -232,7 +232,12 @@ class IFWhitening(BlockOptimizer):
             return None
         clocks: list[int] = steps.tolist()
         over = min(clocks) >= rules.end_of_start(memory.group["precond_lr"])
-        return None if over else clocks
+        return None if over or self._replayed_elsewhere(memory) else clocks
+
+    def _replayed_elsewhere(self, memory: GroupMemory) -> bool:
+        """Whether the step is recorded in a CUDA graph whose replays the host does not see."""
+        on_gpu = any(device.type == "cuda" for device, *_ in memory.places)
+        return on_gpu and not self._replayed_here and torch.cuda.is_current_stream_capturing()
 
     def _tail(self, group: Group) -> Tail:
         tail = super()._tail(group)

@@ -173,11 +173,6 @@ class BlockOptimizer(RootFreeOptimizer):
                 rates = (self._terms(group), self._rate(group), lam, gamma)
                 stack.send(self._tail(group), rates)
 
-    def _replayed_elsewhere(self, group: Group) -> bool:
-        """Whether the step is recorded in a CUDA graph whose replays the host does not see."""
-        on_gpu = any(p.is_cuda for p in group["params"])
-        return on_gpu and not self._replayed_here and torch.cuda.is_current_stream_capturing()
-
     @staticmethod
     def _rate(group: Group) -> float:
         """β₂ of a refresh."""
