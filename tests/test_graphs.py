@@ -191,6 +191,20 @@ def test_with_kernels_a_start_is_no_part_of_a_recording():
     assert kind_of(stepped(whitening, optimizer=optimizer)) == before
 
 
+def test_a_graph_that_others_replay_has_no_start(monkeypatch):
+    """Its numbers would stay those of the step that was recorded."""
+    optimizer = stepped(whitening)
+    (group,) = optimizer.param_groups
+    assert optimizer._settings(group, 0)["precond_lr"] == pytest.approx(50 / 52)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert optimizer._settings(group, 0) is not group, "nothing here is on a GPU"
+    memory = optimizer._memories[id(group)]
+    monkeypatch.setattr(memory, "places", [(torch.device("cuda"), *memory.places[0][1:])])
+    assert optimizer._settings(group, 0) is group
+    optimizer._replayed_here = True  # by a GraphedStep, which sends them before each replay
+    assert optimizer._settings(group, 0)["precond_lr"] == pytest.approx(50 / 52)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("nesterov", False), ("max_update", 0.1), ("update_rms", 0.2), ("max_update_rms", None)],

@@ -214,11 +214,11 @@ class IFWhitening(BlockOptimizer):
 
     def _apart(self, memory: GroupMemory) -> list[int] | None:
         clocks = self._clocks(memory)
-        if clocks is None or min(clocks) == max(clocks):
+        if clocks is None or min(clocks) == (farthest := max(clocks)):
             return None
         end = rules.end_of_start(memory.group["precond_lr"])
         # The same at every step for parameters that are updated in all of them.
-        apart = [-1 if clock >= end else max(clocks) - clock for clock in clocks]
+        apart = [-1 if clock >= end else farthest - clock for clock in clocks]
         for i, owner in memory.owners.items():  # a bias follows the weight of its joint pair
             apart[i] = apart[owner]
         return apart

@@ -166,12 +166,13 @@ class BlockOptimizer(RootFreeOptimizer):
         return work.stacks is not None and all(stack.by_kernels for _, stack in work.stacks)
 
     def _send_numbers(self, work: Work) -> None:
-        for _, stack in work.stacks or []:
-            if stack.numbers is not None:
-                group = self._settings(work.group, work.where[0])
-                lam, gamma = max(group["damping"], LEAST_DAMPING), group.get("gamma", 1.0)
-                rates = (self._terms(group), self._rate(group), lam, gamma)
-                stack.send(self._tail(group), rates)
+        stacks = [stack for _, stack in work.stacks or [] if stack.numbers is not None]
+        if stacks:
+            group = self._settings(work.group, work.where[0])
+            lam, gamma = max(group["damping"], LEAST_DAMPING), group.get("gamma", 1.0)
+            rates, tail = (self._terms(group), self._rate(group), lam, gamma), self._tail(group)
+            for stack in stacks:
+                stack.send(tail, rates)
 
     @staticmethod
     def _rate(group: Group) -> float:
