@@ -254,3 +254,15 @@ def test_a_parameter_without_gradients_does_not_keep_the_others_from_being_remem
     ps[2].grad = torch.ones(3, 2)  # it has a start of its own
     optimizer.step()
     assert len(optimizer._memories[id(optimizer.param_groups[0])].patterns[0][1]) == 2
+
+
+def test_diagnostics_tell_the_size_of_a_step_of_the_start():
+    """Steps that are scaled up less than later ones would be: the limit is that of the step."""
+    p = nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    optimizer = rootfree.IFWhitening([p], weight_decay=0.0)
+    for t, g in enumerate(gradients((4, 3), 30)):
+        p.grad, before = torch.as_tensor(g * 0.5**t), p.detach().clone()
+        optimizer.step()
+        (found,) = optimizer.diagnostics().read()
+        moved = (p.detach() - before).norm() / p.detach().norm()
+        assert found.update_ratio == pytest.approx(moved.item(), rel=1e-9)
